@@ -1,0 +1,46 @@
+"""Where a run's requests go: base URL and API key, from config and environment.
+
+Owns the defaults and the errors about keys. A key is read where it is used, by the process that
+uses it; it never enters config, history, files or messages.
+"""
+
+import os
+
+from everburn.config import RunConfig
+
+FIREWORKS_URL = "https://api.fireworks.ai/training/v1/serverless"
+EMULATOR_URL_ENV = "EVERBURN_EMULATOR_URL"
+EMULATOR_DEFAULT_URL = "http://127.0.0.1:8780"
+EMULATOR_PATH = "/training/v1/serverless"
+EMULATOR_KEY = "fw_local"
+"""The emulator accepts any key; the SDK wants one that doesn't start with `tml-`."""
+
+
+class MissingKeyError(RuntimeError):
+    """The environment holds no API key where the run's config says it is."""
+
+
+def training_url(config: RunConfig) -> str:
+    """The base URL that the SDK is given."""
+    if config.base_url is not None:
+        return config.base_url
+    if config.backend == "emulator":
+        return os.environ.get(EMULATOR_URL_ENV, EMULATOR_DEFAULT_URL).rstrip("/") + EMULATOR_PATH
+    return FIREWORKS_URL
+
+
+def api_key(config: RunConfig) -> str:
+    """The API key of this process.
+
+    Raises:
+        MissingKeyError: naming the variable.
+    """
+    if config.backend == "emulator":
+        return EMULATOR_KEY
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key:
+        raise MissingKeyError(
+            f"the environment variable {config.api_key_env} is empty: set it to your Fireworks API "
+            "key where the workers run, or put it into a .env file there"
+        )
+    return key

@@ -1,0 +1,412 @@
+"""The configuration of a run: every field, its default, its rule.
+
+Owns names, types, bounds and the rules between fields, and the text in which all problems of a
+configuration are reported at once. Doesn't own what needs the outside world to check: whether an
+entry point imports, a dataset exists or a server answers is found out by the run's first
+activity, before anything is provisioned.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+MAX_CONFIG_BYTES = 64 * 1024
+"""A run's configuration travels in workflow history; more than this belongs in files."""
+
+_ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class ConfigError(ValueError):
+    """A configuration that can't be run. The message lists every problem with its path."""
+
+
+class Entrypoint(BaseModel):
+    """A Python callable by name, `package.module:attribute`, with its keyword arguments.
+
+    In JSON either the bare name or `{"name": "package.module:attribute", "kwargs": {...}}`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: str
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_bare_name(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict | Entrypoint):
+            raise ValueError("write 'package.module:attribute', or an object with that as its name")
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("name")
+    @classmethod
+    def _check_form(cls, value: str) -> str:
+        if not _ENTRYPOINT.fullmatch(value):
+            raise ValueError(
+                f"{value!r} doesn't name a callable: write 'package.module:attribute', "
+                "for example 'my_task:make_rollout_fn'"
+            )
+        return value
+
+
+def _source(value: Any) -> Any:
+    """A bare string is a path or URL; a callable that returns rows is written as an object."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict | Entrypoint):
+        raise ValueError('write a path or URL, or {"name": "package.module:function"}')
+    return Entrypoint.model_validate(value)
+
+
+DatasetSource = Annotated[str | Entrypoint, BeforeValidator(_source)]
+"""Rows: the path or URL of a .jsonl or .parquet file, or `{"name": "module:function"}`."""
+
+Loss = Literal["grpo", "importance_sampling", "ppo", "cispo"]
+
+_Count = Annotated[int, Field(ge=1)]
+_Natural = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class RunConfig(BaseModel):
+    """What a run trains, on what, and how. Immutable; unknown fields are refused, and nothing
+    is converted: `"3"` and `true` aren't counts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    # The task
+    rollout: Entrypoint = Field(
+        description="`make_rollout_fn(setup, **kwargs) -> rollout_fn`, once per worker and run."
+    )
+    dataset: DatasetSource = Field(description="The training rows.")
+    extras: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Handed to the rollout factory as `setup.extras`."
+    )
+    dynamic_filter: Entrypoint | None = Field(
+        default=None, description="`filter(group, **kwargs) -> bool`; false rejects the group."
+    )
+    epochs: _Count = 1
+    shuffle: bool = True
+    seed: _Natural = Field(default=0, description="Of the row order and of a new adapter.")
+    max_rows: _Count | None = Field(default=None, description="Use only the first rows.")
+
+    # The model and where it trains
+    base_model: str = Field(min_length=1)
+    tokenizer_model: str | None = Field(
+        default=None,
+        description="Tokenizer id or path; the emulator's base models bring their own.",
+    )
+    lora_rank: _Natural = Field(default=0, description="0 trains all parameters.")
+    lora_alpha: _Count = 32
+    backend: Literal["emulator", "serverless"] = "serverless"
+    base_url: str | None = Field(
+        default=None,
+        description="Of the training API; by default Fireworks, or the local emulator's.",
+    )
+    api_key_env: str = Field(
+        default="FIREWORKS_API_KEY",
+        description="The environment variable of the workers that holds the API key.",
+    )
+
+    # Scheduling (names of the async RL recipe)
+    completions_per_prompt: int = Field(default=4, ge=2, description="G, completions per row.")
+    prompt_groups_per_step: _Count = Field(default=1, description="P, prompt groups per step.")
+    max_head_offpolicy_versions: _Natural = Field(
+        default=0, description="O, published versions that admission may run ahead."
+    )
+    max_concurrency_rollout_sample: _Count | None = Field(
+        default=None, description="C, rollout_fn calls in flight over the whole run."
+    )
+    min_group_size: _Count = Field(default=1, description="Surviving completions to train a row.")
+    max_incomplete_group_retries: _Natural = 0
+    collect_full_batch: bool = Field(
+        default=False,
+        description="The synchronous recipe: submit only whole batches.",
+    )
+
+    # Sampling
+    max_completion_tokens: _Count = 1024
+    temperature: _NonNegative = 1.0
+    max_seq_len: _Count | None = Field(default=None, description="Prompt and completion together.")
+    sampler_max_concurrency: _Count | None = Field(
+        default=None, description="Inference requests in flight per rollout worker."
+    )
+    rollout_timeout: _Seconds = Field(default=3600.0, description="Per completion, in seconds.")
+
+    # Optimisation
+    loss: Loss = "grpo"
+    loss_config: dict[str, float | str | bool] = Field(
+        default_factory=dict, description="Passed through as the wire's loss_fn_config."
+    )
+    learning_rate: _NonNegative = 1e-5
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: _Natural = 0
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    adam_eps: float = Field(default=1e-12, gt=0)
+    weight_decay: _NonNegative = 0.0
+    grad_clip_norm: _NonNegative = Field(default=0.0, description="0: no clipping.")
+    grad_accumulation_normalization: Literal["none", "num_loss_tokens", "num_sequences"] = (
+        "num_loss_tokens"
+    )
+
+    # Evaluation
+    evaluation: Entrypoint | None = Field(
+        default=None, description="`evaluate(step, rollout_fn, **kwargs) -> dict of numbers`."
+    )
+    evaluation_dataset: DatasetSource | None = Field(
+        default=None, description="Held-out rows, one completion each, reported per sample."
+    )
+    evaluation_interval: _Count = 1
+    evaluation_temperature: _NonNegative = 0.0
+    evaluation_timeout: _Seconds = 3600.0
+
+    # Failure
+    on_fatal: Literal["fail", "hold"] = "fail"
+    require_update: bool = Field(
+        default=False, description="A step without any training signal is an error."
+    )
+    on_any_rollout_failure: Literal["drop", "fail"] = "drop"
+
+    # State
+    dcp_save_interval: _Natural = Field(
+        default=0, description="Steps between checkpoints; 0: no periodic ones."
+    )
+    save_final_checkpoint: bool = True
+    store: str = Field(
+        default="runs", description="Folder or URL below which the run's own folder is made."
+    )
+
+    @property
+    def batch_samples(self) -> int:
+        """B = P*G, completions per optimizer step."""
+        return self.prompt_groups_per_step * self.completions_per_prompt
+
+    @property
+    def evaluates(self) -> bool:
+        return self.evaluation is not None or self.evaluation_dataset is not None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_everything(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """One error holds every problem: where some fields are wrong, the rules between the
+        others are checked all the same."""
+        try:
+            config = handler(value)
+        except ValidationError as error:
+            if not isinstance(value, dict):
+                raise
+            problems = [_restated(problem) for problem in error.errors(include_url=False)]
+            wrong = {problem["loc"][0] for problem in problems}
+            right = value.keys() & cls.model_fields.keys() - wrong
+            draft = cls.model_construct(None, **{name: value[name] for name in right})
+            problems += draft._broken_combinations(wrong)
+        else:
+            problems = config._broken_combinations(set())
+            if not problems:
+                return config
+        raise ValidationError.from_exception_data(cls.__name__, problems)
+
+    def _broken_combinations(self, wrong: set[int | str]) -> list[InitErrorDetails]:
+        """The problems between fields, except where one of the fields is wrong by itself."""
+        return [
+            InitErrorDetails(
+                type=PydanticCustomError("combination", text), loc=fields[:1], input=None
+            )
+            for fields, text in self._combination_problems()
+            if wrong.isdisjoint(fields)
+        ]
+
+    def _combination_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """The broken rules between fields: the fields, first the one to change, and a text."""
+        group = self.completions_per_prompt
+        if self.min_group_size > group:
+            yield (
+                ("min_group_size", "completions_per_prompt"),
+                f"{self.min_group_size} is above completions_per_prompt, which is {group}",
+            )
+        limit = self.max_concurrency_rollout_sample
+        if limit is not None and limit < group:
+            yield (
+                ("max_concurrency_rollout_sample", "completions_per_prompt"),
+                f"{limit} can't hold one whole row: completions_per_prompt is {group}",
+            )
+        if self.max_seq_len is not None and self.max_seq_len < 2:
+            yield ("max_seq_len",), "must leave room for a prompt and a token"
+        if self.evaluation is not None and self.evaluation_dataset is not None:
+            yield (
+                ("evaluation", "evaluation_dataset"),
+                "excludes evaluation_dataset: a function evaluates, or Everburn evaluates "
+                "held-out rows",
+            )
+        if self.backend == "serverless" and self.lora_rank == 0:
+            yield (
+                ("lora_rank", "backend"),
+                "backend 'serverless' trains LoRA adapters only: set a rank, for example 8",
+            )
+        if self.backend == "serverless" and self.tokenizer_model is None:
+            yield (
+                ("tokenizer_model", "backend"),
+                "backend 'serverless' needs it, for example 'Qwen/Qwen3.8-27B'",
+            )
+
+    def warnings(self) -> list[str]:
+        """Settings that run, but not as their author probably meant."""
+        notes = []
+        limit = self.max_concurrency_rollout_sample
+        if limit is not None:
+            needed = math.ceil(limit / self.batch_samples) - 1
+            if self.max_head_offpolicy_versions < needed:
+                notes.append(
+                    f"max_concurrency_rollout_sample={limit} can never fill: with batches of "
+                    f"{self.batch_samples} completions it takes max_head_offpolicy_versions >= "
+                    f"{needed}, and it is {self.max_head_offpolicy_versions}"
+                )
+        if self.temperature == 0:
+            notes.append("temperature=0: all completions of a row are alike and train nothing")
+        return notes
+
+
+def parse_config(value: object) -> RunConfig:
+    """Validate a decoded JSON value.
+
+    Raises:
+        ConfigError: with every problem and its path, one a line.
+    """
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"a run's configuration is a JSON object, not {type(value).__name__}: "
+            "see examples/arithmetic/run.json"
+        )
+    size = len(json.dumps(value))
+    if size > MAX_CONFIG_BYTES:
+        raise ConfigError(
+            f"the configuration has {size} bytes, more than {MAX_CONFIG_BYTES}: keep rows and "
+            "texts in files and name them"
+        )
+    try:
+        return RunConfig.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(describe_problems(error, value)) from None
+
+
+def describe_problems(error: ValidationError, value: object) -> str:
+    """All problems that validating `value` found, one a line, each with the field's path."""
+    texts: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False):
+        path = _path(problem, value)
+        texts.setdefault(path, []).append(_describe(problem, path))
+    # A union complains once per alternative: that is one problem.
+    lines = [f"{path}: {'; or '.join(dict.fromkeys(found))}" for path, found in texts.items()]
+    count = f"{len(lines)} problem{'s' * (len(lines) > 1)}"
+    return "\n  ".join([f"{count} in the configuration:", *lines])
+
+
+def _path(problem: ErrorDetails, value: object) -> str:
+    """The dotted path as the author of `value` wrote it: without the names that pydantic gives
+    to a union's alternatives and to the parts of a bare entry point."""
+    first, *others = problem["loc"]
+    parts = [first]
+    below = value[first] if isinstance(value, dict) and first in value else None
+    for part in others:
+        is_key = isinstance(below, dict) and part in below
+        is_index = isinstance(below, list) and isinstance(part, int)
+        if is_key or is_index:
+            below = cast(Any, below)[part]
+        if is_key or is_index or problem["type"] == "missing":
+            parts.append(part)
+    return ".".join(str(part) for part in parts)
+
+
+def _describe(problem: ErrorDetails, path: str) -> str:
+    if problem["type"] == "extra_forbidden":
+        return f"no such field{_suggest(path)}"
+    text = problem["msg"].removeprefix("Value error, ")
+    given = problem["input"]
+    already_named = isinstance(given, str) and repr(given) in text
+    if already_named or not isinstance(given, str | int | float | bool):
+        return text
+    return f"{text} (got {given!r})"
+
+
+def _suggest(path: str) -> str:
+    from difflib import get_close_matches
+
+    parent, _, name = path.rpartition(".")
+    close = get_close_matches(name, (Entrypoint if parent else RunConfig).model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _restated(problem: ErrorDetails) -> InitErrorDetails:
+    """A problem in the form from which a new error can be made, its text unchanged."""
+    kind = PydanticCustomError(problem["type"], problem["msg"])
+    return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"])
+
+
+def load_config_file(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read a JSON file and apply `--set path=value` overrides, without validating the result.
+
+    A value is JSON where it parses as JSON, else a string; a path is dotted
+    (`rollout.kwargs.style=short`).
+
+    Raises:
+        ConfigError: the file can't be read, isn't JSON or isn't an object, or an override is
+            malformed; with the file's name, line and column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"can't read {path}: not UTF-8 text, at byte {error.start}") from None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
+        ) from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: a run's configuration is a JSON object")
+    for override in overrides or []:
+        _apply_override(value, override)
+    return value
+
+
+def _apply_override(target: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"--set {override!r}: write path=value, for example learning_rate=1e-4")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    *parents, last = path.split(".")
+    for parent in parents:
+        below = target.get(parent)
+        if isinstance(below, str):
+            # A bare entry point name stands for an object; its kwargs can be set all the same.
+            below = {"name": below}
+            target[parent] = below
+        if below is None:
+            below = target[parent] = {}
+        if not isinstance(below, dict):
+            raise ConfigError(f"--set {override!r}: {parent} isn't an object")
+        target = below
+    target[last] = value

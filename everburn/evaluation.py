@@ -1,0 +1,167 @@
+"""Evaluations: held-out rows in shards, merged into one report per policy version.
+
+Owns the report's form, its metrics, and the before/after comparison. Doesn't own when an
+evaluation runs (the workflow) or how a row is rolled out (rollout_runner.py).
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from everburn.entrypoints import call
+from everburn.publications import find_publication
+from everburn.refs import (
+    RunRef,
+    evaluation_key,
+    evaluation_shard_key,
+)
+from everburn.rollout_runner import RolloutRunner
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+
+SHARD_ROWS = 32
+"""Rows per activity: enough to fill a sampler's batch, few enough to lose little to a crash."""
+
+BEFORE_KEY = "eval-before.json"
+AFTER_KEY = "eval-after.json"
+
+
+class EvaluationSample(BaseModel):
+    """One held-out completion, or the error it ended in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str
+    reward: float
+    info: dict[str, Any]
+    answer: str
+    output_tokens: int
+    at_token_limit: bool
+
+
+class EvaluationReport(BaseModel):
+    """The file of one evaluation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    snapshot: str
+    temperature: float
+    max_tokens: int
+    samples: list[EvaluationSample]
+
+
+async def evaluate_shard(
+    runner: RolloutRunner, version: int, shard: int, start: int, stop: int
+) -> None:
+    """Evaluate rows start..stop-1 and keep their samples; a finished shard isn't repeated.
+
+    Raises what the first failing row raises: an evaluation with holes would mislead.
+    """
+    key = evaluation_shard_key(version, shard)
+    if runner.store.exists(key):
+        return
+    samples = await asyncio.gather(
+        *(runner.evaluate(index, version) for index in range(start, stop))
+    )
+    await asyncio.to_thread(runner.store.put_json, key, samples)
+
+
+async def run_evaluation_function(runner: RolloutRunner, version: int) -> dict[str, float]:
+    """Call the run's evaluation function; `step` is the version it evaluates.
+
+    Raises:
+        ValueError: it returned something else than a dict of finite numbers.
+    """
+    if runner.config.evaluation is None:
+        raise ValueError("the run names no evaluation function")
+    name = runner.config.evaluation.name
+    values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version))
+    if inspect.isawaitable(values):
+        values = await values
+    if not isinstance(values, dict):
+        raise ValueError(f"{name} returned {type(values).__name__}, not a dict of numbers")
+    for key, value in values.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} returned {key}={value!r}, not a finite number")
+    return {str(key): float(value) for key, value in values.items()}
+
+
+def complete_evaluation(
+    run: RunRef,
+    version: int,
+    shards: int,
+    seconds: float,
+    own: Mapping[str, float],
+    error: str | None,
+) -> dict[str, float]:
+    """The figures of an evaluation, as `eval/*` metrics; merges its shards into a report.
+
+    own: what an evaluation function returned, in place of shards. An evaluation that failed
+    leaves no report, and `eval/failed`: training goes on.
+    """
+    store = ArtifactStore.of(run)
+    values = {"eval/wall_time": seconds} | {f"eval/{name}": v for name, v in own.items()}
+    if error is not None:
+        values["eval/failed"] = 1.0
+    elif shards:
+        report = _merge(store, run, version, shards)
+        store.put_json(evaluation_key(version), report.model_dump(mode="json"))
+        values |= {f"eval/{name}": value for name, value in summarise(report).items()}
+    return values
+
+
+def _merge(store: ArtifactStore, run: RunRef, version: int, shards: int) -> EvaluationReport:
+    config = stored_config(run)
+    publication = find_publication(store, version)
+    samples = [
+        EvaluationSample.model_validate(sample)
+        for shard in range(shards)
+        for sample in store.get_json(evaluation_shard_key(version, shard))
+    ]
+    return EvaluationReport(
+        snapshot=publication.snapshot if publication else f"version {version}",
+        temperature=config.evaluation_temperature,
+        max_tokens=config.max_completion_tokens,
+        samples=samples,
+    )
+
+
+def summarise(report: EvaluationReport) -> dict[str, float]:
+    """The figures of the before/after table.
+
+    Counts: samples, correct (full reward), at_token_limit; where the grader says what it read
+    (`info.got`), also invalid (nothing readable) and wrong (readable, not correct). Means: reward,
+    output_tokens.
+    """
+    samples = report.samples
+    count = len(samples)
+    values = {
+        "samples": float(count),
+        "reward": math.fsum(s.reward for s in samples) / count,
+        "correct": float(sum(s.reward >= 1 for s in samples)),
+        "at_token_limit": float(sum(s.at_token_limit for s in samples)),
+        "output_tokens": math.fsum(s.output_tokens for s in samples) / count,
+    }
+    if all("got" in s.info for s in samples):
+        missed = [s for s in samples if s.reward < 1]
+        values["invalid"] = float(sum(s.info["got"] is None for s in missed))
+        values["wrong"] = float(sum(s.info["got"] is not None for s in missed))
+    return values
+
+
+def load_report(store: ArtifactStore, key: str) -> EvaluationReport | None:
+    found = store.find_json(key)
+    return None if found is None else EvaluationReport.model_validate(found)
+
+
+def keep_before_and_after(run: RunRef, initial_version: int, final_version: int) -> None:
+    """Copy the first and the last report under the names that people look for."""
+    store = ArtifactStore.of(run)
+    for key, version in ((BEFORE_KEY, initial_version), (AFTER_KEY, final_version)):
+        report = load_report(store, evaluation_key(version))
+        if report is not None:
+            store.put_json(key, report.model_dump(mode="json"))

@@ -1,0 +1,72 @@
+"""What an exception from a rollout function means for the run.
+
+Owns the classification of scheduling.md's failure policy. Doesn't own retries or the breaker.
+"""
+
+import asyncio
+from typing import Literal
+
+from everburn.rollouts import RecoverableRolloutError
+
+Failure = Literal["recoverable", "snapshot_gone", "fatal"]
+
+_TRANSIENT_STATUS = frozenset({408, 429, *range(500, 600)})
+_TRANSPORT_ERRORS = frozenset(
+    {
+        # Client libraries of the field name these alike; naming them spares importing them.
+        "TransportError",
+        "TimeoutException",
+        "APIConnectionError",
+        "APITimeoutError",
+        "ClientConnectionError",
+        "ServerDisconnectedError",
+        "RemoteProtocolError",
+        "IncompleteRead",
+        "ProtocolError",
+        "DeploymentSamplerTimeoutError",
+    }
+)
+
+
+class SnapshotGoneError(RuntimeError):
+    """The sampler weights of a version died with their session. Says nothing about the task: the
+    call is repeated once the version is published again, and counts for nothing."""
+
+
+def classify(error: BaseException) -> Failure:
+    """Recoverable (retried, then dropped), gone with its snapshot (retried), or fatal.
+
+    The cause chain counts: a library's own error around a timeout is still a timeout.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, SnapshotGoneError):
+            return "snapshot_gone"
+        if _is_recoverable(current):
+            return "recoverable"
+        current = current.__cause__
+    return "fatal"
+
+
+def _is_recoverable(error: BaseException) -> bool:
+    if isinstance(
+        error, RecoverableRolloutError | TimeoutError | asyncio.TimeoutError | ConnectionError
+    ):
+        return True
+    status = status_of(error)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    return any(base.__name__ in _TRANSPORT_ERRORS for base in type(error).__mro__)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of any client library carries, if it does."""
+    response = getattr(error, "response", None)
+    for holder in (error, response):
+        for name in ("status_code", "final_status", "status", "code"):
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and 100 <= status < 600:
+                return status
+    return None

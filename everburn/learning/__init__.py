@@ -1,0 +1,1 @@
+"""From rollouts to what a trainer is sent: group completion, advantages, datums, schedules."""

@@ -1,0 +1,140 @@
+"""Group completion: what becomes of a prompt group once all its completions have ended.
+
+Owns survival, advantages, the dynamic filter and the group's manifest in the store. Doesn't own
+retries (the workflow's) or datums (datums.py).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from everburn.learning.advantages import group_zscore, sample_std
+from everburn.learning.rollout_file import read_rollout
+from everburn.refs import GroupKey, RolloutOutcome, StoredRef, group_key, rollout_key
+from everburn.rollouts import RolloutRun
+from everburn.store import ArtifactStore
+
+Fate = Literal["accepted", "filtered", "incomplete"]
+
+
+class Member(BaseModel):
+    """A surviving completion of a group."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    completion: int
+    stored: StoredRef
+    reward: float
+    advantage: float
+    segments: int
+    tokens: int
+    """All tokens of its segments."""
+    trained_tokens: int
+    row_index: int
+    epoch: int
+
+
+class GroupManifest(BaseModel):
+    """The group as its store keeps it: what survived, with which advantage, and its fate."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: GroupKey
+    version: int
+    fate: Fate
+    completions: int
+    members: list[Member]
+    lost: list[RolloutOutcome]
+    """The completions that didn't survive, and why."""
+
+    @property
+    def datums(self) -> int:
+        """Segments with a nonzero advantage: what a trainer is sent."""
+        return sum(member.segments for member in self.members if member.advantage)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [member.reward for member in self.members]
+
+    @property
+    def reward_std(self) -> float:
+        return sample_std(self.rewards)
+
+
+class Group(BaseModel):
+    """What a dynamic filter judges."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    row: dict[str, Any]
+    rewards: list[float]
+    rollouts: list[RolloutRun]
+    version: int
+
+
+def complete_group(
+    store: ArtifactStore,
+    key: GroupKey,
+    version: int,
+    outcomes: list[RolloutOutcome],
+    min_group_size: int,
+    row: Callable[[], dict[str, Any]],
+    dynamic_filter: Callable[[Group], bool] | None,
+) -> GroupManifest:
+    """Decide a group's fate and write its manifest; finds the manifest of an earlier attempt.
+
+    outcomes: one per completion, in any order. min_group_size counts surviving completions.
+    """
+    found = find_group(store, key)
+    if found is not None:
+        return found
+    survivors = sorted(o.completion for o in outcomes if o.status == "succeeded")
+    stored = [store.ref(rollout_key(key, completion)) for completion in survivors]
+    loaded = [read_rollout(store, ref) for ref in stored]
+    rewards = [float(run.segments[0].reward) for _, run in loaded]
+    advantages = group_zscore(rewards)
+    fate: Fate = "accepted"
+    if len(survivors) < min_group_size:
+        fate = "incomplete"
+    elif dynamic_filter is not None:
+        group = Group(
+            row=row(), rewards=rewards, rollouts=[run for _, run in loaded], version=version
+        )
+        fate = "accepted" if dynamic_filter(group) else "filtered"
+    manifest = GroupManifest(
+        key=key,
+        version=version,
+        fate=fate,
+        completions=len(outcomes),
+        members=[
+            Member(
+                completion=completion,
+                stored=ref,
+                reward=reward,
+                advantage=advantage,
+                segments=len(run.segments),
+                tokens=sum(len(s.tokens) for s in run.segments),
+                trained_tokens=sum(sum(map(int, s.loss_mask[1:])) for s in run.segments),
+                row_index=record.row_index,
+                epoch=record.epoch,
+            )
+            for completion, ref, (record, run), reward, advantage in zip(
+                survivors, stored, loaded, rewards, advantages, strict=True
+            )
+        ],
+        lost=[outcome for outcome in outcomes if outcome.status != "succeeded"],
+    )
+    store.put_json(group_key(key), manifest.model_dump(mode="json"))
+    return manifest
+
+
+def find_group(store: ArtifactStore, key: GroupKey) -> GroupManifest | None:
+    """The manifest of a group, if it has been completed."""
+    found = store.find_json(group_key(key))
+    return None if found is None else GroupManifest.model_validate(found)
+
+
+def load_group(store: ArtifactStore, key: GroupKey) -> GroupManifest:
+    """The manifest of a completed group. Raises FileNotFoundError."""
+    return GroupManifest.model_validate(store.get_json(group_key(key)))

@@ -1,0 +1,93 @@
+"""The file of one finished completion: one Parquet row per segment.
+
+Owns the columns, so that a person can open any rollout with pandas, duckdb or datasets, and a
+trainer can build datums from it. Doesn't own keys (refs.py) or validation (rollouts.py).
+"""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from everburn.refs import StoredRef
+from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.store import ArtifactStore
+
+
+class CompletionRecord(BaseModel):
+    """Which completion a file holds, and what a person wants to know of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: str
+    cursor: int
+    row_index: int
+    epoch: int
+    attempt: int
+    completion: int
+    version: int
+    """The policy version it was admitted at."""
+    versions: list[int]
+    """The policy version of each sampling call."""
+    at_token_limit: bool
+    output_tokens: int
+    prompt: str
+    answer: str
+    info: dict[str, Any]
+    seconds: float
+    """Wall time of the rollout function."""
+
+
+def write_rollout(
+    store: ArtifactStore, key: str, record: CompletionRecord, run: RolloutRun
+) -> StoredRef:
+    """Write a validated rollout."""
+    fields = record.model_dump(exclude={"info"}) | {"info": json.dumps(record.info, default=str)}
+    count = len(run.segments)
+    columns: dict[str, list[Any]] = {name: [value] * count for name, value in fields.items()}
+    columns["segment"] = list(range(count))
+    columns["tokens"] = [list(map(int, s.tokens)) for s in run.segments]
+    columns["logprobs"] = [list(map(float, s.logprobs)) for s in run.segments]
+    columns["loss_mask"] = [list(map(int, s.loss_mask)) for s in run.segments]
+    columns["reward"] = [float(s.reward) for s in run.segments]
+    return store.put_table(key, columns, _schema())
+
+
+def read_rollout(store: ArtifactStore, ref: str | StoredRef) -> tuple[CompletionRecord, RolloutRun]:
+    """Read what `write_rollout` wrote."""
+    rows = store.get_table(ref)
+    record = {name: rows[0][name] for name in CompletionRecord.model_fields}
+    record["info"] = json.loads(record["info"])
+    segments = [
+        RolloutSample(row["tokens"], row["logprobs"], row["loss_mask"], row["reward"])
+        for row in rows
+    ]
+    return CompletionRecord(**record), RolloutRun(segments, record["answer"], record["info"])
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("run", pa.string()),
+            ("cursor", pa.int64()),
+            ("row_index", pa.int64()),
+            ("epoch", pa.int32()),
+            ("attempt", pa.int32()),
+            ("completion", pa.int32()),
+            ("version", pa.int32()),
+            ("versions", pa.list_(pa.int32())),
+            ("segment", pa.int32()),
+            ("reward", pa.float64()),
+            ("prompt", pa.string()),
+            ("answer", pa.string()),
+            ("info", pa.string()),
+            ("at_token_limit", pa.bool_()),
+            ("output_tokens", pa.int32()),
+            ("seconds", pa.float64()),
+            ("tokens", pa.list_(pa.int32())),
+            ("loss_mask", pa.list_(pa.int8())),
+            ("logprobs", pa.list_(pa.float32())),
+        ]
+    )

@@ -1,0 +1,98 @@
+"""The ledger: one record per committed optimizer step, append-only.
+
+Owns the record and its commit: atomic, idempotent, never changed afterwards. Doesn't own the
+metrics streams (metrics.py), although a record keeps the metrics of its step.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from everburn.refs import StoredRef, ledger_key
+from everburn.store import ArtifactStore
+
+
+class LedgerConflictError(RuntimeError):
+    """Two different records claim the same step: some writer was not fenced."""
+
+
+class AdamParams(BaseModel):
+    """Hyper-parameters of one optimizer step, as sent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+    normalization: str
+
+
+class LedgerEntry(BaseModel):
+    """Everything that optimizer step `step` was made of.
+
+    submissions: manifests in the order in which their gradients were added up; each lists its
+        groups with digests. version: published by this step. snapshot: of that version; the
+        previous one's when `updated` is false.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int
+    version: int
+    epoch: int
+    updated: bool
+    groups: list[str]
+    submissions: list[StoredRef]
+    loss: str
+    loss_config: dict[str, float | str | bool]
+    adam: AdamParams
+    snapshot: str
+    checkpoint: str | None = None
+    seconds: float
+    metrics: dict[str, float | int | bool]
+
+
+def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
+    """Append a step. Committing the same step again returns what was committed first.
+
+    Raises:
+        LedgerConflictError: the step was committed with other groups, or its predecessor is
+            missing.
+    """
+    found = find_entry(store, entry.step)
+    if found is not None:
+        if (found.groups, found.submissions) != (entry.groups, entry.submissions):
+            raise LedgerConflictError(
+                f"step {entry.step} was committed with groups {found.groups} under epoch "
+                f"{found.epoch}; epoch {entry.epoch} now brings {entry.groups}"
+            )
+        return found
+    if entry.step > 1 and not store.exists(ledger_key(entry.step - 1)):
+        raise LedgerConflictError(
+            f"step {entry.step} can't follow: step {entry.step - 1} is missing"
+        )
+    store.put_json(ledger_key(entry.step), entry.model_dump(mode="json"))
+    return entry
+
+
+def find_entry(store: ArtifactStore, step: int) -> LedgerEntry | None:
+    found = store.find_json(ledger_key(step))
+    return None if found is None else LedgerEntry.model_validate(found)
+
+
+def read_ledger(store: ArtifactStore) -> list[LedgerEntry]:
+    """All committed steps, in order."""
+    return [LedgerEntry.model_validate(store.get_json(key)) for key in store.keys("ledger")]
+
+
+def as_rows(entries: list[LedgerEntry]) -> list[dict[str, Any]]:
+    """The ledger as flat rows, for `pandas.DataFrame(as_rows(read_ledger(store)))`."""
+    return [
+        entry.model_dump(exclude={"metrics", "adam", "loss_config"})
+        | {f"adam/{name}": value for name, value in entry.adam.model_dump().items()}
+        | entry.metrics
+        for entry in entries
+    ]

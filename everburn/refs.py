@@ -1,0 +1,141 @@
+"""What workflow history carries instead of data: names, keys and digests.
+
+Owns the small models that travel in Temporal payloads and the keys under which everything of a
+run lies in its store. Doesn't own the data behind them. Imports nothing heavy: workflows use it.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Ref(BaseModel):
+    """An immutable value that travels in history."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunRef(Ref):
+    """A run and where its folder lies: `store` is a folder or URL, `id` the workflow id."""
+
+    store: str
+    id: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.store.rstrip('/')}/{self.id}"
+
+
+class StoredRef(Ref):
+    """A file of the run's folder, by key, with the digest of its bytes."""
+
+    key: str
+    sha256: str
+
+
+class GroupKey(Ref):
+    """A prompt group: the row at `cursor`, in its `attempt`."""
+
+    cursor: int
+    attempt: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"row-{self.cursor:06d}.{self.attempt}"
+
+    @property
+    def text(self) -> str:
+        """The shortest unambiguous form: `17` or, retried, `17.1`."""
+        return f"{self.cursor}.{self.attempt}" if self.attempt else str(self.cursor)
+
+    @classmethod
+    def parse(cls, text: str) -> "GroupKey":
+        cursor, _, attempt = text.partition(".")
+        return cls(cursor=int(cursor), attempt=int(attempt or 0))
+
+
+RolloutStatus = Literal["succeeded", "dropped", "failed"]
+"""`dropped`: the rollout function returned None. `failed`: recoverable failures used up."""
+
+
+class RolloutOutcome(Ref):
+    """The terminal record of one completion; where it succeeded, its rollout is in the store."""
+
+    completion: int
+    status: RolloutStatus
+    error: str | None = None
+
+
+# Keys, relative to the run's folder. Each is derived from what it identifies, so that a retried
+# activity finds what its predecessor wrote.
+
+
+def rollout_key(group: GroupKey, completion: int) -> str:
+    return f"rollouts/{group.name}/completion-{completion}.parquet"
+
+
+def group_key(group: GroupKey) -> str:
+    return f"groups/{group.name}.json"
+
+
+def submission_key(step: int, index: int, epoch: int) -> str:
+    return f"steps/{step:06d}/epoch-{epoch}/submission-{index}.json"
+
+
+def ledger_key(step: int) -> str:
+    return f"ledger/{step:06d}.json"
+
+
+def publication_key(version: int) -> str:
+    return f"publications/{version:06d}.json"
+
+
+def checkpoint_key(step: int) -> str:
+    return f"checkpoints/state-{step}.json"
+
+
+def evaluation_key(version: int) -> str:
+    return f"evaluations/{version:06d}.json"
+
+
+def evaluation_shard_key(version: int, shard: int) -> str:
+    return f"evaluations/{version:06d}/shard-{shard:04d}.json"
+
+
+CONFIG_KEY = "config.json"
+ROWS_KEY = "rows.jsonl"
+EVALUATION_ROWS_KEY = "evaluation-rows.jsonl"
+METRICS_KEY = "metrics.jsonl"
+
+
+def encode_groups(groups: list[GroupKey]) -> str:
+    """Group names as one short text, sorted: `17-24,26,30.1`. History carries hundreds of them."""
+    parts: list[str] = []
+    run: list[int] = []
+    for group in sorted(groups, key=lambda g: (g.cursor, g.attempt)):
+        if run and (group.attempt or group.cursor != run[-1] + 1):
+            parts.append(_range_text(run))
+            run = []
+        if group.attempt:
+            parts.append(group.text)
+        else:
+            run.append(group.cursor)
+    if run:
+        parts.append(_range_text(run))
+    return ",".join(parts)
+
+
+def decode_groups(text: str) -> list[GroupKey]:
+    """The inverse of `encode_groups`, in order of cursor and attempt."""
+    groups: list[GroupKey] = []
+    for part in text.split(",") if text else []:
+        start, dash, stop = part.partition("-")
+        if dash:
+            groups.extend(GroupKey(cursor=c) for c in range(int(start), int(stop) + 1))
+        else:
+            groups.append(GroupKey.parse(part))
+    return sorted(groups, key=lambda g: (g.cursor, g.attempt))
+
+
+def _range_text(run: list[int]) -> str:
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"

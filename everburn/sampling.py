@@ -1,0 +1,187 @@
+"""The sampler that rollout functions use.
+
+Owns which policy version a call samples from (that of the completion it belongs to, resolved
+through the publication record at each call), the run's sampling defaults, and what is noted about
+each call. Doesn't own transport, retries within a call and decoding: that is the SDK's sampler.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from everburn.backends import api_key
+from everburn.config import RunConfig
+from everburn.failures import SnapshotGoneError, status_of
+from everburn.publications import find_publication
+from everburn.rollouts import PromptTooLongError
+from everburn.store import ArtifactStore
+
+if TYPE_CHECKING:
+    from fireworks.training.sdk import DeploymentSampler
+
+MAX_OPEN_SAMPLERS = 8
+"""Policy versions whose connections a worker keeps open; more are rarely in use at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sampled continuation.
+
+    tokens: output ids, a final stop token included. logprobs: of the policy as it was sampled
+    (temperature and filters applied), one per token. raw_logprobs: of the model itself, where the
+    server reports them. finish_reason: "stop" or "length". version: the policy that sampled.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    raw_logprobs: list[float] | None
+    text: str
+    finish_reason: str
+    version: int
+
+
+@dataclass
+class CompletionScope:
+    """The completion that sampling calls belong to, and what they did.
+
+    where: names it in messages. version: policy version to sample from. temperature: overrides
+    the caller's (evaluation); None leaves it.
+    """
+
+    where: str
+    version: int
+    temperature: float | None = None
+    calls: list[Sample] = field(default_factory=list)
+
+    @property
+    def at_token_limit(self) -> bool:
+        return any(call.finish_reason == "length" for call in self.calls)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(call.tokens) for call in self.calls)
+
+
+current_scope: ContextVar[CompletionScope] = ContextVar("everburn_completion_scope")
+
+
+class Sampler:
+    """Samples for the completion in whose context it is called."""
+
+    def __init__(self, store: ArtifactStore, config: RunConfig, tokenizer: Any) -> None:
+        self._store = store
+        self._config = config
+        self._tokenizer = tokenizer
+        self._open: OrderedDict[str, DeploymentSampler] = OrderedDict()
+        limit = config.sampler_max_concurrency
+        self._slots = None if limit is None else asyncio.Semaphore(limit)
+
+    async def sample(
+        self,
+        prompt_tokens: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[str] | Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> Sample:
+        """Sample one continuation of exact prompt tokens.
+
+        max_tokens and temperature default to the run's; an evaluation's temperature is the
+        evaluation's whatever is passed. max_tokens is cut to what max_seq_len leaves.
+
+        Raises:
+            PromptTooLongError: the prompt leaves no room.
+            SnapshotGoneError: the policy version isn't served at the moment.
+        """
+        scope = current_scope.get()
+        prompt = [int(token) for token in prompt_tokens]
+        wanted = max_tokens or self._config.max_completion_tokens
+        settings = {
+            "max_tokens": self._room(scope, len(prompt), wanted),
+            "temperature": self._temperature(scope, temperature),
+            "top_p": top_p,
+            "top_k": top_k,
+            "stop": list(stop) if stop else None,
+            "logprobs": True,
+        } | ({} if seed is None else {"seed": seed})
+        if self._slots is None:
+            sample = await self._call(scope, prompt, settings)
+        else:
+            async with self._slots:
+                sample = await self._call(scope, prompt, settings)
+        scope.calls.append(sample)
+        return sample
+
+    async def close(self) -> None:
+        """Close all connections."""
+        while self._open:
+            _, sampler = self._open.popitem()
+            sampler.close()
+
+    def _room(self, scope: CompletionScope, prompt: int, wanted: int) -> int:
+        limit = self._config.max_seq_len
+        if limit is None:
+            return wanted
+        if prompt >= limit:
+            raise PromptTooLongError(
+                f"{scope.where}: the prompt has {prompt} tokens and max_seq_len is {limit}: no "
+                "room for a completion. Shorten or leave out the row, or raise max_seq_len"
+            )
+        return min(wanted, limit - prompt)
+
+    def _temperature(self, scope: CompletionScope, asked: float | None) -> float:
+        if scope.temperature is not None:
+            return scope.temperature
+        return self._config.temperature if asked is None else asked
+
+    async def _call(
+        self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
+    ) -> Sample:
+        try:
+            (completion,) = await self._sampler(scope).sample_with_prompt_tokens(
+                prompt, hotload_max_retries=0, **settings
+            )
+        except Exception as error:
+            if status_of(error) in (404, 410):
+                raise SnapshotGoneError(
+                    f"{scope.where}: policy version {scope.version} isn't served: {error}"
+                ) from error
+            raise
+        return Sample(
+            tokens=list(completion.full_tokens[completion.prompt_len :]),
+            logprobs=list(completion.sampling_logprobs),
+            raw_logprobs=completion.inference_logprobs,
+            text=completion.text,
+            finish_reason="length" if completion.finish_reason == "length" else "stop",
+            version=scope.version,
+        )
+
+    def _sampler(self, scope: CompletionScope) -> "DeploymentSampler":
+        from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController
+
+        publication = find_publication(self._store, scope.version)
+        if publication is None:
+            raise SnapshotGoneError(
+                f"{scope.where}: policy version {scope.version} hasn't been published"
+            )
+        sampler = self._open.get(publication.handle)
+        if sampler is None:
+            client = FiretitanSamplingClient.from_sampler_handle(
+                publication.handle, api_key=api_key(self._config), tokenizer=self._tokenizer
+            )
+            sampler = client.deployment_sampler
+            if self._config.backend == "emulator":
+                # The SDK's adaptive window protects a shared service; the emulator batches.
+                sampler.concurrency_controller = FixedConcurrencyController(256)
+            self._open[publication.handle] = sampler
+            if len(self._open) > MAX_OPEN_SAMPLERS:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(publication.handle)
+        return sampler

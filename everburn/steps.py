@@ -1,0 +1,114 @@
+"""The record of an optimizer step: its ledger entry and its metrics.
+
+Owns what is computed from the store when a step is committed. Reads manifests only, so it is at
+home in the light orchestrator process. Doesn't own the ledger's rules (ledger.py), the metrics
+file (metrics.py) or the course of a step (workflows/optimizer_step.py).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everburn import metrics
+from everburn.learning.group import GroupManifest, load_group
+from everburn.ledger import AdamParams, LedgerEntry, commit
+from everburn.refs import GroupKey, RunRef, submission_key
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What the workflow knows of a step that the store doesn't.
+
+    groups: the batch. rejected: groups rejected since the previous commit. submissions: how many
+    requests were sent. metrics: timings and what trainer and scheduler reported.
+    """
+
+    step: int
+    version: int
+    epoch: int
+    updated: bool
+    groups: Sequence[GroupKey]
+    rejected: Sequence[GroupKey]
+    submissions: int
+    adam: AdamParams
+    snapshot: str
+    checkpoint: str | None
+    seconds: float
+    metrics: dict[str, float | int]
+
+
+def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
+    """Append the step to the ledger; again returns what was committed first.
+
+    Raises:
+        LedgerConflictError
+    """
+    store = ArtifactStore.of(run)
+    config = stored_config(run)
+    batch = [load_group(store, key) for key in outcome.groups]
+    rejected = [load_group(store, key) for key in outcome.rejected]
+    parts = range(outcome.submissions)
+    return commit(
+        store,
+        LedgerEntry(
+            step=outcome.step,
+            version=outcome.version,
+            epoch=outcome.epoch,
+            updated=outcome.updated,
+            groups=[key.text for key in outcome.groups],
+            submissions=[
+                store.ref(submission_key(outcome.step, part, outcome.epoch)) for part in parts
+            ],
+            loss=config.loss,
+            loss_config=config.loss_config,
+            adam=outcome.adam,
+            snapshot=outcome.snapshot,
+            checkpoint=outcome.checkpoint,
+            seconds=outcome.seconds,
+            metrics=outcome.metrics | batch_metrics(outcome, batch, rejected),
+        ),
+    )
+
+
+def record_step(store: ArtifactStore, entry: LedgerEntry) -> None:
+    """Write the metrics record of a committed step."""
+    step = metrics.Record(stream=metrics.STEP_STREAM, index=entry.step, values=entry.metrics)
+    metrics.record(store, [step])
+
+
+def batch_metrics(
+    outcome: StepOutcome, batch: Sequence[GroupManifest], rejected: Sequence[GroupManifest]
+) -> dict[str, float | int | bool]:
+    """The `rollout/*` and `async/version_offset*` metrics of docs/metrics.md."""
+    kept = [reward for group in batch for reward in group.rewards]
+    raw = kept + [reward for group in rejected for reward in group.rewards]
+    trained = [group for group in batch if group.datums]
+    offsets = [outcome.version - 1 - group.version for group in batch]
+    values: dict[str, float | int | bool] = {
+        "rollout/raw_samples": len(raw),
+        "rollout/filtered_samples": len(kept),
+        "rollout/kept_groups": len(trained),
+        "rollout/datums": sum(group.datums for group in batch),
+        "rollout/updated": outcome.updated,
+        "rollout/reward_std_within_group": _mean([group.reward_std for group in batch]),
+        "async/version_offset_mean": _mean(offsets),
+        "async/version_offset_max": max(offsets),
+        "async/submissions": outcome.submissions,
+    }
+    if raw:
+        values["rollout/raw_reward"] = _mean(raw)
+        values["rollout/filter_ratio"] = 1 - len(kept) / len(raw)
+    if kept:
+        values["rollout/filtered_reward"] = _mean(kept)
+    step_time = outcome.metrics.get("perf/step_time")
+    if step_time:
+        tokens = sum(member.tokens for group in batch for member in group.members)
+        values["perf/step_samples_per_s"] = len(kept) / step_time
+        values["perf/step_tokens_per_s"] = tokens / step_time
+    return values
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

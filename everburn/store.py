@@ -1,0 +1,185 @@
+"""The artifact store: a run's files, written once, atomically, and found again by key.
+
+Owns how bytes, JSON and tables reach a folder or an object store (fsspec), digests and their
+check, and idempotence: a key is written by one writer's value or the same value again. Doesn't
+own keys (refs.py) or what files mean.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from everburn.refs import RunRef, StoredRef
+
+
+class StoreError(Exception):
+    """The store couldn't do what was asked; says where. Worth retrying unless a subclass."""
+
+
+class StoreFullError(StoreError):
+    """No space is left. Retried: space can be made while the run waits."""
+
+
+class CorruptArtifactError(StoreError):
+    """A file's bytes don't have the digest they were recorded with."""
+
+
+class ArtifactStore:
+    """The folder of one run. `folder` is a path, or a URL that fsspec understands."""
+
+    def __init__(self, folder: str) -> None:
+        import fsspec
+
+        self.folder = folder
+        # Object stores remember listings, and would never see what other processes write later.
+        self._fs, self._root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
+        self._local = "file" in _protocols(self._fs)
+
+    @classmethod
+    def of(cls, run: RunRef) -> "ArtifactStore":
+        """The store of a run; opened once per process."""
+        return _open(run.folder)
+
+    def path(self, key: str) -> str:
+        """The full name of a key, for messages and for other readers."""
+        return str(PurePosixPath(self._root) / key)
+
+    def exists(self, key: str) -> bool:
+        return bool(self._fs.exists(self.path(key)))
+
+    def keys(self, folder: str) -> list[str]:
+        """The keys directly below a folder of the store, sorted; none when it isn't there."""
+        try:
+            names = self._fs.ls(self.path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        found = (PurePosixPath(name).name for name in names)
+        return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
+
+    def put(self, key: str, data: bytes) -> StoredRef:
+        """Write atomically: a reader finds the whole value or none. Overwrites.
+
+        Raises:
+            StoreFullError, StoreError
+        """
+        path = self.path(key)
+        try:
+            if self._local:
+                _write_atomically(Path(path), data)
+            else:
+                self._fs.pipe_file(path, data)
+        except OSError as error:
+            kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+            raise kind(f"can't write {path}: {error.strerror or error}") from error
+        return StoredRef(key=key, sha256=digest(data))
+
+    def get(self, ref: str | StoredRef) -> bytes:
+        """Read a key; given a StoredRef, check the digest.
+
+        Raises:
+            FileNotFoundError, CorruptArtifactError, StoreError
+        """
+        key = ref if isinstance(ref, str) else ref.key
+        path = self.path(key)
+        try:
+            data = bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} isn't in the store") from None
+        except OSError as error:
+            raise StoreError(f"can't read {path}: {error.strerror or error}") from error
+        if isinstance(ref, StoredRef) and digest(data) != ref.sha256:
+            raise CorruptArtifactError(
+                f"{path} has changed since it was recorded: its sha256 is {digest(data)}, "
+                f"recorded was {ref.sha256}"
+            )
+        return data
+
+    def ref(self, key: str) -> StoredRef:
+        """A reference to what a key holds now. Raises FileNotFoundError."""
+        return StoredRef(key=key, sha256=digest(self.get(key)))
+
+    def put_json(self, key: str, value: Any) -> StoredRef:
+        """Write JSON, indented for a reader. NaN is refused (ValueError)."""
+        return self.put(key, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
+
+    def get_json(self, ref: str | StoredRef) -> Any:
+        return json.loads(self.get(ref))
+
+    def find_json(self, key: str) -> Any | None:
+        """The value of a key, or None where it isn't there."""
+        try:
+            return self.get_json(key)
+        except FileNotFoundError:
+            return None
+
+    def put_table(self, key: str, columns: dict[str, list[Any]], schema: Any) -> StoredRef:
+        """Write a Parquet file with a pyarrow schema."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pydict(columns, schema=schema), sink, compression="zstd")
+        return self.put(key, sink.getvalue().to_pybytes())
+
+    def get_table(self, ref: str | StoredRef) -> list[dict[str, Any]]:
+        """The rows of a Parquet file."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(self.get(ref))).to_pylist()
+        return rows
+
+    def append_lines(self, key: str, lines: list[str]) -> None:
+        """Add lines to a text file. For one writer at a time; callers keep it idempotent."""
+        path = self.path(key)
+        data = "".join(f"{line}\n" for line in lines).encode()
+        if not self._local:
+            previous = self.get(key) if self.exists(key) else b""
+            self.put(key, previous + data)
+            return
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with Path(path).open("ab+") as file:
+                if file.tell() and not _ends_line(file):
+                    file.write(b"\n")  # a crash cut the last line off: leave it a line of its own
+                file.write(data)
+        except OSError as error:
+            kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+            raise kind(f"can't write {path}: {error.strerror or error}") from error
+
+
+@lru_cache(maxsize=64)
+def _open(folder: str) -> ArtifactStore:
+    return ArtifactStore(folder)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    protocol = fs.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _ends_line(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

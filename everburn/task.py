@@ -1,0 +1,42 @@
+"""Preparing a run's task: everything that can go wrong before money or time is spent.
+
+Owns the checks that need the outside world (imports, rows, tokenizer, keys) and the copy of the
+rows that the run keeps. Doesn't own the configuration's own rules (config.py).
+"""
+
+from dataclasses import dataclass
+
+from everburn.backends import api_key
+from everburn.dataset import load_rows, write_rows
+from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, RunRef
+from everburn.rollout_runner import RolloutRunner, resolve_names
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """rows: training rows per epoch. notes: what a person should hear before it starts."""
+
+    rows: int
+    evaluation_rows: int
+    notes: list[str]
+
+
+def prepare_task(run: RunRef) -> PreparedTask:
+    """Resolve names, read and keep the rows, and make the rollout function once.
+
+    Raises:
+        EntrypointError, DatasetError, TokenizerError, MissingKeyError, InvalidRolloutError, and
+        whatever the user's factory raises.
+    """
+    config = stored_config(run)
+    resolve_names(config)
+    api_key(config)
+    store = ArtifactStore.of(run)
+    rows = load_rows(config.dataset, config.max_rows)
+    write_rows(store, ROWS_KEY, rows)
+    held_out = load_rows(config.evaluation_dataset) if config.evaluation_dataset else []
+    write_rows(store, EVALUATION_ROWS_KEY, held_out)
+    RolloutRunner(run)
+    return PreparedTask(len(rows), len(held_out), config.warnings())

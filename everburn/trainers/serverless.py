@@ -1,0 +1,199 @@
+"""A serverless Fireworks training session, through the unmodified SDK.
+
+Owns the translation between Everburn's datums, losses and errors and the SDK's. Talks to the
+emulator just as it talks to Fireworks. Doesn't own leases, retries or the order of steps.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from everburn.backends import api_key, training_url
+from everburn.config import RunConfig
+from everburn.learning.datums import Datum
+from everburn.ledger import AdamParams
+from everburn.trainers import (
+    Gradients,
+    Snapshot,
+    TrainerRejectedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+"""Clipped GRPO: ratios within 20 % of 1 (Schulman et al. 2017, arXiv:1707.06347, eq. 7)."""
+
+
+class ServerlessTrainer:
+    """The Trainer protocol over one SDK training client."""
+
+    def __init__(
+        self, service: "FiretitanServiceClient", client: "FiretitanTrainingClient"
+    ) -> None:
+        self._service = service
+        self._client = client
+
+    @classmethod
+    async def open(cls, config: RunConfig) -> "ServerlessTrainer":
+        """A new session with a new model: the base model and, with LoRA, a fresh adapter.
+
+        Raises:
+            TrainerUnavailableError: nothing answers, the key is refused, the model is unknown.
+        """
+        return await asyncio.to_thread(cls._open, config)
+
+    @classmethod
+    def _open(cls, config: RunConfig) -> "ServerlessTrainer":
+        from fireworks.training.sdk import FiretitanServiceClient
+
+        url = training_url(config)
+        service = None
+        try:
+            service = FiretitanServiceClient(base_url=url, api_key=api_key(config))
+            client = service.create_training_client(
+                base_model=config.base_model,
+                lora_rank=config.lora_rank,
+                lora_alpha=config.lora_alpha,
+                seed=config.seed,
+            )
+        except Exception as error:
+            # Whatever the SDK raises here, nothing has been trained yet.
+            if service is not None:
+                _close_quietly(service)
+            raise TrainerUnavailableError(
+                f"no training session for {config.base_model} at {url}: {describe(error)}"
+            ) from error
+        return cls(service, client)
+
+    @property
+    def session(self) -> str:
+        """The session's id, for people who look for it at the service."""
+        return str(self._service.training_session_id)
+
+    def forward_backward(
+        self, datums: list[Datum], loss: str, loss_config: dict[str, float | str | bool]
+    ) -> Awaitable[Gradients]:
+        wire_loss, wire_config = wire_loss_of(loss, loss_config)
+        with _translated("forward_backward"):
+            future = self._client.forward_backward(
+                [to_sdk(datum) for datum in datums], wire_loss, wire_config or None
+            )
+        return self._gradients(future)
+
+    async def optim_step(self, adam: AdamParams) -> dict[str, float]:
+        from fireworks.training.sdk import AdamParams as SdkAdamParams
+
+        parameters = SdkAdamParams(
+            learning_rate=adam.learning_rate,
+            beta1=adam.beta1,
+            beta2=adam.beta2,
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
+            grad_clip_norm=adam.grad_clip_norm,
+        )
+        with _translated("optim_step"):
+            result = await self._client.optim_step(
+                parameters, grad_accumulation_normalization=adam.normalization
+            )
+        return dict(result.metrics or {})
+
+    async def publish(self, name: str) -> Snapshot:
+        return await asyncio.to_thread(self._publish, name)
+
+    def _publish(self, name: str) -> Snapshot:
+        with _translated("save_weights_for_sampler"):
+            path = self._client.save_weights_for_sampler(name).result().path
+            sampler = self._service.create_sampling_client(model_path=path)
+            try:
+                return Snapshot(path=path, handle=sampler.get_sampler_handle())
+            finally:
+                sampler.close()
+
+    async def save_checkpoint(self, name: str) -> str:
+        with _translated("save_state"):
+            return str((await self._client.save_state(name)).path)
+
+    async def probe(self) -> None:
+        with _translated("get_info"):
+            await self._client.get_info_async()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        try:
+            self._client.unload_model().result(timeout=10)
+        except Exception as error:
+            # The session may be gone already, which is what closing wants.
+            log.info("unloading the model of session %s: %s", self.session, describe(error))
+        _close_quietly(self._service)
+
+    async def _gradients(self, future: Any) -> Gradients:
+        with _translated("forward_backward"):
+            output = await future
+        return Gradients(
+            metrics=dict(output.metrics),
+            logprobs=[list(map(float, one["logprobs"].data)) for one in output.loss_fn_outputs],
+        )
+
+
+def wire_loss_of(
+    loss: str, settings: dict[str, float | str | bool]
+) -> tuple[str, dict[str, float | str | bool]]:
+    """The wire's name and settings of a loss. "grpo" is the wire's clipped `ppo`, anchored at the
+    rollout logprobs, with group advantages."""
+    if loss == "grpo":
+        return "ppo", DEFAULT_CLIP | settings
+    return loss, settings
+
+
+def to_sdk(datum: Datum) -> Any:
+    """The SDK's datum of ours, for the policy losses."""
+    from fireworks.training.sdk import Datum as SdkDatum
+    from fireworks.training.sdk import ModelInput, TensorData
+
+    return SdkDatum(
+        model_input=ModelInput.from_ints(datum.inputs.tolist()),
+        loss_fn_inputs={
+            "target_tokens": TensorData.from_numpy(datum.targets),
+            "logprobs": TensorData.from_numpy(datum.logprobs),
+            "advantages": TensorData.from_numpy(datum.advantages),
+        },
+    )
+
+
+def describe(error: BaseException) -> str:
+    """An SDK error in one line, without request bodies or headers."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+
+
+@contextmanager
+def _translated(operation: str) -> Iterator[None]:
+    """The SDK's errors as Everburn's: the request was refused, or the state is in doubt."""
+    from fireworks.training.sdk import RequestFailedError
+
+    try:
+        yield
+    except RequestFailedError as error:
+        if str(getattr(error.category, "value", error.category)).lower() == "user":
+            raise TrainerRejectedError(f"{operation}: {error}") from error
+        raise TrainerStateLostError(f"{operation}: {describe(error)}") from error
+    except (asyncio.CancelledError, TrainerStateLostError, TrainerRejectedError):
+        raise
+    except Exception as error:
+        # Anything else leaves open whether the operation was applied: never guess.
+        raise TrainerStateLostError(f"{operation}: {describe(error)}") from error
+
+
+def _close_quietly(service: "FiretitanServiceClient") -> None:
+    try:
+        service.close()
+    except Exception as error:
+        log.info("closing the training session: %s", describe(error))
