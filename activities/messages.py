@@ -1,0 +1,242 @@
+"""What activities receive and return. At most 2 KB each: names and numbers, never tokens."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from everburn.ledger import AdamParams
+from everburn.metrics import Number
+from everburn.refs import GroupKey, RolloutOutcome, RunRef
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CreateRun(Message):
+    """Make the run's folder and keep its configuration there."""
+
+    run: RunRef
+    config: dict[str, object]
+    owner: str
+    """The first Temporal run id: a folder belongs to one workflow execution chain."""
+
+
+class RunCreated(Message):
+    search_attributes: bool
+    """Whether the server knows Everburn's search attributes."""
+
+
+class Prepared(Message):
+    """What the first rollout worker found out about the run's task."""
+
+    rows: int
+    evaluation_rows: int
+    notes: list[str] = Field(default_factory=list)
+
+
+class RolloutOrder(Message):
+    run: RunRef
+    group: GroupKey
+    completion: int
+    version: int
+
+
+class CompleteGroup(Message):
+    run: RunRef
+    group: GroupKey
+    version: int
+    outcomes: list[RolloutOutcome]
+
+
+class GroupSummary(Message):
+    """A completed group in numbers; its manifest is in the store."""
+
+    fate: str
+    survivors: int
+    datums: int
+    reward_sum: float
+
+
+class ShardOrder(Message):
+    """Held-out rows start..stop-1, evaluated under a policy version."""
+
+    run: RunRef
+    version: int
+    shard: int
+    start: int
+    stop: int
+
+
+class EvaluateFunction(Message):
+    run: RunRef
+    version: int
+
+
+class CompleteEvaluation(Message):
+    run: RunRef
+    version: int
+    shards: int = 0
+    values: dict[str, float] = Field(default_factory=dict)
+    """What an evaluation function returned; an evaluation in shards leaves it empty."""
+    error: str | None = None
+    seconds: float
+
+
+class EvaluationSummary(Message):
+    metrics: dict[str, float]
+
+
+class AcquireLease(Message):
+    run: RunRef
+    epoch: int
+
+
+class LeaseGrant(Message):
+    """A trainer session and the task queue on which its holder listens."""
+
+    epoch: int
+    task_queue: str
+    session: str
+    holder: str
+
+
+class LeaseRef(Message):
+    run: RunRef
+    epoch: int
+
+
+class SubmitGroups(Message):
+    """One `forward_backward` request: submission `part` of a step."""
+
+    lease: LeaseRef
+    step: int
+    part: int
+    groups: str
+    """Their names, as refs.encode_groups writes them."""
+
+
+class Submitted(Message):
+    """Sums over the request's trained tokens, except `seconds`."""
+
+    datums: int
+    tokens: int
+    loss_sum: float
+    log_ratio_sum: float
+    """Of log(trainer probability / rollout probability)."""
+    ratio_sum: float
+    clipped: int
+    seconds: float
+
+
+class OptimStep(Message):
+    lease: LeaseRef
+    step: int
+    adam: AdamParams
+
+
+class OptimStepped(Message):
+    metrics: dict[str, float]
+    seconds: float
+
+
+class Publish(Message):
+    lease: LeaseRef
+    version: int
+
+
+class Published(Message):
+    snapshot: str
+    seconds: float
+
+
+class SaveCheckpoint(Message):
+    lease: LeaseRef
+    step: int
+    version: int
+    name: str
+
+
+class Saved(Message):
+    path: str
+    seconds: float
+
+
+PRODUCER_METRICS = (
+    "elapsed_time_s",
+    "published_version",
+    "in_flight_samples",
+    "admission_capacity_samples",
+    "staleness_capacity_samples",
+    "concurrency_capacity_samples",
+    "rows_submitted_total",
+    "rows_accepted_total",
+    "rows_rejected_total",
+    "completion_refill_attempts_total",
+    "completion_refill_rows_submitted_total",
+    "trajectory_drops_total",
+    "recoverable_errors_total",
+    "filter_drops_total",
+    "incomplete_group_retries_total",
+    "breaker_consecutive_failures",
+    "breaker_tripped",
+)
+"""Names of a producer sample's numbers, in order, each under `producer/`."""
+
+
+class ProducerSample(Message):
+    """One record of the producer stream. Numbers without their names: many travel together."""
+
+    index: int
+    values: list[Number | None]
+    """As PRODUCER_METRICS; None where there is nothing to measure."""
+
+
+class CommitStep(Message):
+    """Everything about a finished step that the store doesn't hold yet."""
+
+    run: RunRef
+    step: int
+    version: int
+    """Published by this step."""
+    epoch: int
+    updated: bool
+    groups: str
+    submissions: int
+    adam: AdamParams
+    snapshot: str
+    checkpoint: str | None
+    seconds: float
+    metrics: dict[str, float | int]
+    rejected: str
+    """Groups rejected since the previous commit: their rewards count in raw metrics."""
+    producer: list[ProducerSample]
+
+
+class Committed(Message):
+    reward: float | None
+    """Mean reward of all completions since the previous commit."""
+    samples: int
+    kept_groups: int
+
+
+class RecordProducer(Message):
+    run: RunRef
+    samples: list[ProducerSample]
+
+
+class RecordEvaluation(Message):
+    run: RunRef
+    version: int
+    metrics: dict[str, float]
+
+
+class CarryPublication(Message):
+    """A step without update: its version is served by the previous one's snapshot."""
+
+    run: RunRef
+    version: int
+
+
+class FinishRun(Message):
+    run: RunRef
+    initial_version: int
+    final_version: int

@@ -1,0 +1,135 @@
+"""Activities of the orchestrator: the run's folder, ledger and metrics, and the server's word on
+what it supports.
+
+All light: they read and write JSON. They run in threads, so that a slow store never holds up the
+worker's loop.
+"""
+
+import asyncio
+import contextlib
+
+from temporalio import activity
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from activities.failure_types import final_errors
+from activities.messages import (
+    PRODUCER_METRICS,
+    CarryPublication,
+    CommitStep,
+    Committed,
+    CreateRun,
+    FinishRun,
+    ProducerSample,
+    RecordEvaluation,
+    RecordProducer,
+    RunCreated,
+)
+from activities.search_attributes import SEARCH_ATTRIBUTES
+from everburn import metrics
+from everburn.config import parse_config
+from everburn.evaluation import keep_before_and_after
+from everburn.ledger import LedgerEntry
+from everburn.publications import carry_publication
+from everburn.refs import decode_groups
+from everburn.run_folder import create_run_folder
+from everburn.steps import StepOutcome, commit_step, record_step
+from everburn.store import ArtifactStore, StoreError
+
+
+class RecordActivities:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @activity.defn
+    async def create_run(self, order: CreateRun) -> RunCreated:
+        """Make the run's folder, and learn what the server supports."""
+        with final_errors(StoreError):
+            await asyncio.to_thread(
+                create_run_folder, order.run, parse_config(order.config), order.owner
+            )
+        return RunCreated(search_attributes=await self._has_search_attributes())
+
+    @activity.defn
+    async def commit_step(self, order: CommitStep) -> Committed:
+        """Append a step to the ledger, and write its metrics."""
+        with final_errors(StoreError):
+            entry = await asyncio.to_thread(_commit, order)
+        reward = entry.metrics.get("rollout/raw_reward")
+        return Committed(
+            reward=None if reward is None else float(reward),
+            samples=int(entry.metrics["rollout/raw_samples"]),
+            kept_groups=int(entry.metrics["rollout/kept_groups"]),
+        )
+
+    @activity.defn
+    async def record_producer(self, order: RecordProducer) -> None:
+        with final_errors(StoreError):
+            await asyncio.to_thread(
+                metrics.record,
+                ArtifactStore.of(order.run),
+                [_producer_record(sample) for sample in order.samples],
+            )
+
+    @activity.defn
+    async def record_evaluation(self, order: RecordEvaluation) -> None:
+        with final_errors(StoreError):
+            await asyncio.to_thread(
+                metrics.amend,
+                ArtifactStore.of(order.run),
+                metrics.STEP_STREAM,
+                order.version,
+                order.metrics,
+            )
+
+    @activity.defn
+    async def carry_publication(self, order: CarryPublication) -> None:
+        """Let the previous version's snapshot serve a version that changed nothing."""
+        with final_errors(StoreError):
+            await asyncio.to_thread(carry_publication, ArtifactStore.of(order.run), order.version)
+
+    @activity.defn
+    async def finish_run(self, order: FinishRun) -> None:
+        """Leave the evaluations under the names that people look for."""
+        with final_errors(StoreError):
+            await asyncio.to_thread(
+                keep_before_and_after, order.run, order.initial_version, order.final_version
+            )
+
+    async def _has_search_attributes(self) -> bool:
+        request = ListSearchAttributesRequest(namespace=self._client.namespace)
+        with contextlib.suppress(RPCError):
+            found = await self._client.operator_service.list_search_attributes(request)
+            return all(key.name in found.custom_attributes for key in SEARCH_ATTRIBUTES)
+        return False
+
+
+def _commit(order: CommitStep) -> LedgerEntry:
+    store = ArtifactStore.of(order.run)
+    entry = commit_step(
+        order.run,
+        StepOutcome(
+            step=order.step,
+            version=order.version,
+            epoch=order.epoch,
+            updated=order.updated,
+            groups=decode_groups(order.groups),
+            rejected=decode_groups(order.rejected),
+            submissions=order.submissions,
+            adam=order.adam,
+            snapshot=order.snapshot,
+            checkpoint=order.checkpoint,
+            seconds=order.seconds,
+            metrics=order.metrics,
+        ),
+    )
+    record_step(store, entry)
+    metrics.record(store, [_producer_record(sample) for sample in order.producer])
+    return entry
+
+
+def _producer_record(sample: ProducerSample) -> metrics.Record:
+    named = zip(PRODUCER_METRICS, sample.values, strict=True)
+    values = {f"producer/{name}": value for name, value in named if value is not None}
+    return metrics.Record(stream=metrics.PRODUCER_STREAM, index=sample.index, values=values)

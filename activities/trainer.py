@@ -1,0 +1,303 @@
+"""Activities of trainer workers: acquiring a lease, holding it, and every mutation under it.
+
+A lease lives in the process that acquired it and is addressed by a task queue of its own, on
+which that process starts a second worker.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.failure_types import (
+    TRAINER_STATE_LOST,
+    application_error,
+    final_errors,
+)
+from activities.messages import (
+    AcquireLease,
+    LeaseGrant,
+    LeaseRef,
+    OptimStep,
+    OptimStepped,
+    Publish,
+    Published,
+    SaveCheckpoint,
+    Saved,
+    SubmitGroups,
+    Submitted,
+)
+
+if TYPE_CHECKING:
+    from everburn.config import RunConfig
+    from everburn.trainers import Trainer
+    from everburn.trainers.lease import Lease
+
+    OpenTrainer = Callable[[RunConfig], Awaitable[Trainer]]
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+PROBE_INTERVAL = 5.0
+"""Seconds between looks whether the session still lives, also while nothing trains."""
+LEASE_GRACE = timedelta(seconds=5)
+"""For activities of a released lease to report their results."""
+LEASE_SLOTS = 64
+"""Activities at once on a lease's queue: more than submissions are ever pending."""
+
+
+@dataclass
+class _Held:
+    lease: "Lease"
+    worker: Worker
+    serving: "asyncio.Task[None]"
+    stopping: "asyncio.Task[None] | None" = None
+
+
+async def open_serverless(config: "RunConfig") -> "Trainer":
+    """A session at the run's backend."""
+    from everburn.trainers.serverless import ServerlessTrainer
+
+    return await ServerlessTrainer.open(config)
+
+
+class TrainerActivities:
+    """The leases of this process."""
+
+    def __init__(self, client: Client, open_trainer: "OpenTrainer" = open_serverless) -> None:
+        self._client = client
+        self._open_trainer = open_trainer
+        self._held: dict[LeaseRef, _Held] = {}
+
+    @activity.defn
+    async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
+        """Open a trainer session, and a task queue that only this process serves."""
+        from everburn.entrypoints import worker_name
+        from everburn.run_folder import stored_config
+        from everburn.trainers import TrainerUnavailableError
+        from everburn.trainers.lease import Lease
+
+        ref = LeaseRef(run=order.run, epoch=order.epoch)
+        queue = lease_queue(ref)
+        with final_errors(TrainerUnavailableError):
+            held = self._held.get(ref)
+            if held is None:
+                trainer = await self._open_trainer(stored_config(order.run))
+                held = self._serve(Lease(order.epoch, trainer), queue)
+                self._held[ref] = held
+        return LeaseGrant(
+            epoch=order.epoch,
+            task_queue=queue,
+            session=held.lease.trainer.session,
+            holder=worker_name(),
+        )
+
+    @activity.defn
+    async def hold_lease(self, ref: LeaseRef) -> None:
+        """Stay as long as the session lives; returns at its release, fails when it is lost."""
+        lease = self._lease(ref)
+        while lease.ended is None:
+            await self._probe(lease)
+            await lease.wait_ended(PROBE_INTERVAL)
+        if not lease.released:
+            raise application_error(lease.ended, kind=TRAINER_STATE_LOST)
+
+    @activity.defn
+    async def release_lease(self, ref: LeaseRef) -> None:
+        """Give the session back, and stop serving its queue."""
+        held = self._held.get(ref)
+        if held is not None:
+            await held.lease.release()
+            # Not awaited: this activity is served by the worker that it stops.
+            held.stopping = asyncio.create_task(self._stop_serving(ref))
+
+    @activity.defn
+    async def forward_backward(self, order: SubmitGroups) -> Submitted:
+        """Send the gradients of some groups; results of several may be pending together."""
+        lease = self._lease(order.lease)
+        return await self._once(
+            lease,
+            order.lease,
+            order.step,
+            "forward_backward",
+            order.part,
+            lambda: _submit(lease, order),
+        )
+
+    @activity.defn
+    async def optim_step(self, order: OptimStep) -> OptimStepped:
+        lease = self._lease(order.lease)
+
+        async def step() -> OptimStepped:
+            started = time.monotonic()
+            metrics = await lease.trainer.optim_step(order.adam)
+            return OptimStepped(metrics=metrics, seconds=time.monotonic() - started)
+
+        return await self._once(lease, order.lease, order.step, "optim_step", 0, step)
+
+    @activity.defn
+    async def publish(self, order: Publish) -> Published:
+        """Save sampler weights and record who serves the version from now on."""
+        lease = self._lease(order.lease)
+        return await self._once(
+            lease, order.lease, order.version, "publish", 0, lambda: _publish(lease, order)
+        )
+
+    @activity.defn
+    async def save_checkpoint(self, order: SaveCheckpoint) -> Saved:
+        lease = self._lease(order.lease)
+        return await self._once(
+            lease,
+            order.lease,
+            order.step,
+            f"save {order.name}",
+            0,
+            lambda: _save_checkpoint(lease, order),
+        )
+
+    async def close(self) -> None:
+        """End all leases: the process goes down, and its sessions with it."""
+        for ref, held in list(self._held.items()):
+            if held.stopping is None:
+                await held.lease.release()
+            await (held.stopping or self._stop_serving(ref))
+
+    def _serve(self, lease: "Lease", queue: str) -> _Held:
+        worker = Worker(
+            self._client,
+            task_queue=queue,
+            activities=[
+                self.hold_lease,
+                self.release_lease,
+                self.forward_backward,
+                self.optim_step,
+                self.publish,
+                self.save_checkpoint,
+            ],
+            max_concurrent_activities=LEASE_SLOTS,
+            graceful_shutdown_timeout=LEASE_GRACE,
+        )
+        return _Held(lease, worker, asyncio.create_task(worker.run()))
+
+    async def _stop_serving(self, ref: LeaseRef) -> None:
+        held = self._held[ref]
+        await held.worker.shutdown()
+        await held.serving
+        del self._held[ref]
+
+    def _lease(self, ref: LeaseRef) -> "Lease":
+        held = self._held.get(ref)
+        if held is None:
+            raise application_error(
+                RuntimeError(f"this process doesn't hold lease {ref.epoch} of run {ref.run.id}"),
+                kind=TRAINER_STATE_LOST,
+            )
+        return held.lease
+
+    async def _probe(self, lease: "Lease") -> None:
+        from everburn.trainers import TrainerStateLostError
+
+        try:
+            await lease.trainer.probe()
+        except TrainerStateLostError as error:
+            await lease.end(error)
+
+    async def _once(
+        self,
+        lease: "Lease",
+        ref: LeaseRef,
+        step: int,
+        operation: str,
+        part: int,
+        run: Callable[[], Awaitable[T]],
+    ) -> T:
+        from everburn.publications import StaleEpochError
+        from everburn.trainers import TrainerStateLostError
+        from everburn.trainers.lease import OperationKey
+
+        try:
+            with final_errors():
+                return await lease.once(ref.epoch, OperationKey(step, operation, part), run)
+        except (StaleEpochError, TrainerStateLostError) as error:
+            raise application_error(error, kind=TRAINER_STATE_LOST) from error
+
+
+def lease_queue(ref: LeaseRef) -> str:
+    """The task queue on which the holder of a lease listens."""
+    return f"everburn-trainer-{ref.run.id}-{ref.epoch}"
+
+
+async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
+    from everburn.learning.submissions import prepare_submission, ratio_diagnostics
+    from everburn.refs import decode_groups
+    from everburn.run_folder import stored_config
+    from everburn.store import ArtifactStore
+    from everburn.trainers.serverless import wire_loss_of
+
+    run = order.lease.run
+    config = stored_config(run)
+    datums = await asyncio.to_thread(
+        prepare_submission,
+        ArtifactStore.of(run),
+        order.step,
+        order.part,
+        order.lease.epoch,
+        decode_groups(order.groups),
+    )
+    started = time.monotonic()
+    gradients = await lease.in_turn(
+        order.step,
+        order.part,
+        lambda: lease.trainer.forward_backward(datums, config.loss, config.loss_config),
+    )
+    seconds = time.monotonic() - started
+    _, clip = wire_loss_of(config.loss, config.loss_config)
+    return Submitted(
+        datums=len(datums),
+        tokens=sum(datum.trained_tokens for datum in datums),
+        loss_sum=gradients.metrics.get("loss:sum", 0.0),
+        **ratio_diagnostics(datums, gradients.logprobs, clip),
+        seconds=seconds,
+    )
+
+
+async def _publish(lease: "Lease", order: Publish) -> Published:
+    from everburn.publications import Publication, publish
+    from everburn.store import ArtifactStore
+
+    started = time.monotonic()
+    snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
+    publication = Publication(
+        version=order.version, epoch=lease.epoch, snapshot=snapshot.path, handle=snapshot.handle
+    )
+    await asyncio.to_thread(publish, ArtifactStore.of(order.lease.run), publication)
+    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started)
+
+
+async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
+    from everburn.checkpoints import Checkpoint, record_checkpoint
+    from everburn.run_folder import stored_config
+    from everburn.store import ArtifactStore
+
+    config = stored_config(order.lease.run)
+    started = time.monotonic()
+    path = await lease.trainer.save_checkpoint(order.name)
+    checkpoint = Checkpoint(
+        step=order.step,
+        version=order.version,
+        path=path,
+        epoch=lease.epoch,
+        base_model=config.base_model,
+        lora_rank=config.lora_rank,
+        adapter_seed=config.seed,
+    )
+    await asyncio.to_thread(record_checkpoint, ArtifactStore.of(order.lease.run), checkpoint)
+    return Saved(path=path, seconds=time.monotonic() - started)

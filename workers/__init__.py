@@ -1,0 +1,1 @@
+"""Processes and the command line: what a person starts."""

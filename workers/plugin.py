@@ -1,0 +1,48 @@
+"""The one way in which Everburn's clients, workers and replayers are built.
+
+Owns the data converter, the sandbox's pass-throughs (each with its reason), which exceptions fail
+a workflow, and interceptors. Doesn't own which workflows and activities a process serves
+(workers/processes.py).
+"""
+
+import dataclasses
+
+from pydantic import ValidationError
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from activities.heartbeats import HeartbeatInterceptor
+
+PASSED_THROUGH = (
+    # Reason for all of ours: pure modules without global state that a replay could see, shared
+    # so that a workflow task doesn't import them anew.
+    "everburn",
+    "activities",
+    # Reason: pydantic's compiled core can't be imported twice in one process.
+    "pydantic",
+    "pydantic_core",
+    # Reason: imported by the above on first use, never inside a workflow.
+    "annotated_types",
+    "typing_inspection",
+)
+
+
+def _runner(runner: WorkflowRunner | None) -> WorkflowRunner:
+    if not isinstance(runner, SandboxedWorkflowRunner):
+        raise ValueError("Everburn's workflows run in the sandbox")
+    restrictions = runner.restrictions.with_passthrough_modules(*PASSED_THROUGH)
+    return dataclasses.replace(runner, restrictions=restrictions)
+
+
+def everburn_plugin() -> SimplePlugin:
+    """For Client.connect(plugins=[...]), whose workers inherit it, and for Replayer."""
+    return SimplePlugin(
+        "everburn",
+        data_converter=pydantic_data_converter,
+        interceptors=[HeartbeatInterceptor()],
+        workflow_runner=_runner,
+        # A message that doesn't fit its model must fail the run, not be retried for ever.
+        workflow_failure_exception_types=[ValidationError],
+    )

@@ -1,0 +1,122 @@
+"""The worker processes: what each serves, and how it goes down.
+
+On SIGTERM or SIGINT a worker stops polling, gives running activities a grace period, and leaves
+the run to the next worker. Doesn't own the command line (cli.py) or the local stack (stack.py).
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Literal
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.records import RecordActivities
+from activities.rollouts import RolloutActivities
+from activities.trainer import TrainerActivities
+from workers.plugin import everburn_plugin
+from workflows.evaluation import Evaluation
+from workflows.prompt_group import PromptGroup
+from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
+from workflows.train_run import TrainRun
+from workflows.trainer_lease import TrainerLease
+
+Role = Literal["orchestrator", "rollout", "trainer"]
+
+WORKFLOWS = [TrainRun, PromptGroup, TrainerLease, Evaluation]
+GRACE = timedelta(seconds=10)
+STICKY_TIMEOUT = timedelta(seconds=2)
+"""How long a task waits for a dead orchestrator's cache: part of every recovery."""
+ROLLOUT_SLOTS = 512
+
+
+async def connect(address: str, namespace: str) -> Client:
+    """A client built as all of Everburn's are."""
+    return await Client.connect(address, namespace=namespace, plugins=[everburn_plugin()])
+
+
+def orchestrator(client: Client) -> Worker:
+    """Workflows, and the light activities on the run's records."""
+    records = RecordActivities(client)
+    return Worker(
+        client,
+        task_queue=ORCHESTRATOR_QUEUE,
+        workflows=WORKFLOWS,
+        activities=[
+            records.create_run,
+            records.commit_step,
+            records.record_producer,
+            records.record_evaluation,
+            records.carry_publication,
+            records.finish_run,
+        ],
+        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+def rollout_worker(client: Client, activities: RolloutActivities, slots: int) -> Worker:
+    """Everything that runs user code."""
+    return Worker(
+        client,
+        task_queue=ROLLOUT_QUEUE,
+        activities=[
+            activities.prepare_task,
+            activities.rollout,
+            activities.complete_group,
+            activities.evaluate_shard,
+            activities.evaluate_function,
+            activities.complete_evaluation,
+        ],
+        max_concurrent_activities=slots,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+def trainer_worker(client: Client, activities: TrainerActivities) -> Worker:
+    """Leases are acquired here; each is then served on a queue of its own."""
+    return Worker(
+        client,
+        task_queue=TRAINER_QUEUE,
+        activities=[activities.acquire_lease],
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+@asynccontextmanager
+async def serving(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> AsyncIterator[Worker]:
+    """A worker of a role, and what it must close afterwards."""
+    match role:
+        case "orchestrator":
+            yield orchestrator(client)
+        case "rollout":
+            rollouts = RolloutActivities()
+            try:
+                yield rollout_worker(client, rollouts, slots)
+            finally:
+                rollouts.close()
+        case "trainer":
+            trainer = TrainerActivities(client)
+            try:
+                yield trainer_worker(client, trainer)
+            finally:
+                await trainer.close()
+
+
+async def run_worker(role: Role, address: str, namespace: str, slots: int = ROLLOUT_SLOTS) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    client = await connect(address, namespace)
+    async with serving(role, client, slots) as worker, worker:
+        await until_stopped()
+
+
+async def until_stopped() -> None:
+    """Return at the first SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()

@@ -1,0 +1,1 @@
+"""Deterministic orchestration: what happens, in what order. Side effects are activities."""

@@ -1,0 +1,132 @@
+"""Evaluation: one evaluation, pinned to a policy version, fail-open.
+
+Owns the fan-out over held-out rows and the deadline. Whatever happens it reports once; an error
+is part of the report and never the run's. Doesn't own when evaluations run.
+"""
+
+import asyncio
+import math
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import CompleteEvaluation, EvaluateFunction, ShardOrder
+    from activities.rollouts import RolloutActivities
+    from activities.search_attributes import POLICY_VERSION, REWARD, RUN
+    from everburn.evaluation import SHARD_ROWS
+    from workflows.messages import EvaluationOrder, EvaluationReport
+    from workflows.queues import ROLLOUT_QUEUE
+
+HEARTBEAT_TIMEOUT = timedelta(seconds=10)
+MAX_SHARDS_IN_FLIGHT = 64
+ATTEMPTS = RetryPolicy(maximum_attempts=3)
+
+
+@workflow.defn
+class Evaluation:
+    @workflow.init
+    def __init__(self, order: EvaluationOrder) -> None:
+        self._order = order
+        self._values: dict[str, float] = {}
+        self._shards = 0
+
+    @workflow.run
+    async def run(self, order: EvaluationOrder) -> None:
+        started = workflow.time()
+        try:
+            await asyncio.wait_for(self._evaluate(), order.timeout)
+            error = None
+        except BaseException as failure:
+            error = self._explain(failure)
+        report = asyncio.create_task(self._report(workflow.time() - started, error))
+        await asyncio.shield(report)
+
+    async def _evaluate(self) -> None:
+        order = self._order
+        if order.search_attributes:
+            workflow.upsert_search_attributes(
+                [RUN.value_set(order.run.id), POLICY_VERSION.value_set(order.version)]
+            )
+        if order.rows == 0:
+            summary = await workflow.execute_activity_method(
+                RolloutActivities.evaluate_function,
+                EvaluateFunction(run=order.run, version=order.version),
+                task_queue=ROLLOUT_QUEUE,
+                start_to_close_timeout=timedelta(seconds=order.timeout),
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                retry_policy=ATTEMPTS,
+                summary=f"evaluation function · policy v{order.version}",
+            )
+            self._values = summary.metrics
+            return
+        slots = asyncio.Semaphore(MAX_SHARDS_IN_FLIGHT)
+        self._shards = math.ceil(order.rows / SHARD_ROWS)
+        shards = [asyncio.create_task(self._shard(i, slots)) for i in range(self._shards)]
+        try:
+            await asyncio.gather(*shards)
+        except BaseException:
+            for shard in shards:
+                shard.cancel()
+            raise
+
+    async def _shard(self, shard: int, slots: asyncio.Semaphore) -> None:
+        order = self._order
+        start = shard * SHARD_ROWS
+        stop = min(start + SHARD_ROWS, order.rows)
+        async with slots:
+            await workflow.execute_activity_method(
+                RolloutActivities.evaluate_shard,
+                ShardOrder(
+                    run=order.run, version=order.version, shard=shard, start=start, stop=stop
+                ),
+                task_queue=ROLLOUT_QUEUE,
+                start_to_close_timeout=timedelta(seconds=order.timeout),
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                retry_policy=ATTEMPTS,
+                summary=f"evaluation rows {start}-{stop - 1} · policy v{order.version}",
+            )
+
+    def _explain(self, failure: BaseException) -> str:
+        if isinstance(failure, asyncio.TimeoutError):
+            return f"not finished within evaluation_timeout ({self._order.timeout:g} s)"
+        if is_cancelled_exception(failure):
+            return "cancelled"
+        if isinstance(failure, ActivityError):
+            return getattr(failure.cause, "message", None) or str(failure.cause)
+        raise failure
+
+    async def _report(self, seconds: float, error: str | None) -> None:
+        order = self._order
+        try:
+            summary = await workflow.execute_activity_method(
+                RolloutActivities.complete_evaluation,
+                CompleteEvaluation(
+                    run=order.run,
+                    version=order.version,
+                    shards=self._shards,
+                    values=self._values,
+                    error=error,
+                    seconds=seconds,
+                ),
+                task_queue=ROLLOUT_QUEUE,
+                start_to_close_timeout=timedelta(minutes=5),
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                retry_policy=ATTEMPTS,
+                summary=f"evaluation report · policy v{order.version}",
+            )
+            metrics = summary.metrics
+        except ActivityError as failure:
+            metrics = {}
+            error = error or f"the report couldn't be written: {failure.cause}"
+        if order.search_attributes and "eval/reward" in metrics:
+            workflow.upsert_search_attributes([REWARD.value_set(metrics["eval/reward"])])
+        report = EvaluationReport(version=order.version, metrics=metrics, error=error)
+        try:
+            await workflow.get_external_workflow_handle(order.run.id).signal(
+                "evaluation_finished", report
+            )
+        except ApplicationError as failure:
+            workflow.logger.info("run %s can't be reached: %s", order.run.id, failure)

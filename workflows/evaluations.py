@@ -1,0 +1,84 @@
+"""When evaluations run: at the first step, at intervals, at the end, never twice at a step.
+
+Starts Evaluation children and waits for them where their snapshot is about to be replaced.
+Doesn't own how an evaluation runs (workflows/evaluation.py).
+"""
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.workflow import ParentClosePolicy
+
+with workflow.unsafe.imports_passed_through():
+    from everburn.config import RunConfig
+    from workflows.evaluation import Evaluation
+    from workflows.messages import EvaluationOrder, EvaluationReport
+    from workflows.records import Recorder
+    from workflows.state import RunState
+
+GRACE = timedelta(minutes=5)
+"""Beyond its own deadline: an evaluation that hasn't reported by then never will."""
+
+
+class Evaluations:
+    def __init__(self, state: RunState, config: RunConfig, recorder: Recorder) -> None:
+        self._state = state
+        self._config = config
+        self._recorder = recorder
+
+    def due(self, version: int) -> bool:
+        """Whether a version is evaluated when it is published."""
+        return version % self._config.evaluation_interval == 0
+
+    async def start(self, version: int) -> None:
+        """Start the evaluation of a version that is served now, unless it has had its own."""
+        state = self._state
+        if not self._config.evaluates or state.evaluated == version:
+            return
+        state.evaluating = state.evaluated = version
+        order = EvaluationOrder(
+            run=state.run,
+            version=version,
+            rows=state.evaluation_rows,
+            timeout=self._config.evaluation_timeout,
+            search_attributes=state.search_attributes,
+        )
+        try:
+            await workflow.start_child_workflow(
+                Evaluation.run,
+                order,
+                id=f"{state.run.id}/eval-{version}",
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                static_summary=f"evaluation of policy v{version}",
+            )
+        except WorkflowAlreadyStartedError:
+            workflow.logger.info("the evaluation of version %s runs already", version)
+
+    async def on_finished(self, report: EvaluationReport) -> None:
+        """Take in a report; repeated and late ones change nothing."""
+        state = self._state
+        if state.evaluating != report.version:
+            return
+        if report.error is not None:
+            state.notes.append(f"evaluation of version {report.version}: {report.error}"[:300])
+        if report.metrics:
+            await self._recorder.record_evaluation(report.version, report.metrics)
+        first = min(state.evaluations, default=report.version)
+        kept = {version: m for version, m in state.evaluations.items() if version == first}
+        state.evaluations = kept | {report.version: report.metrics}
+        state.evaluating = None
+
+    async def finish(self) -> None:
+        """Wait for the evaluation that runs: its snapshot is about to be replaced."""
+        state = self._state
+        if state.evaluating is None:
+            return
+        limit = timedelta(seconds=self._config.evaluation_timeout) + GRACE
+        try:
+            await workflow.wait_condition(lambda: state.evaluating is None, timeout=limit)
+        except TimeoutError:
+            state.notes.append(f"evaluation of version {state.evaluating} never reported")
+            state.evaluating = None

@@ -1,0 +1,134 @@
+"""What workflows receive at start and by signal, and what `status` answers.
+
+Signals are keyed and idempotent: a repeated one changes nothing.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from activities.messages import LeaseGrant
+from everburn.refs import GroupKey, RunRef
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GroupOrder(Message):
+    """Start of a PromptGroup: G completions of one row under one version stamp."""
+
+    run: RunRef
+    key: GroupKey
+    version: int
+    completions: int
+    rollout_timeout: float
+    report_releases: bool
+    fail_on_failure: bool
+    search_attributes: bool
+
+
+GroupFate = Literal["accepted", "filtered", "incomplete", "fatal", "cancelled"]
+
+
+class GroupReport(Message):
+    """How a group ended. `failures` has one flag per completion that counts for the breaker, in
+    the order in which they ended: true for a recoverable failure, false for a success."""
+
+    key: GroupKey
+    version: int
+    fate: GroupFate
+    survivors: int = 0
+    datums: int = 0
+    reward_sum: float = 0.0
+    drops: int = 0
+    failures: list[bool] = Field(default_factory=list)
+    error: str | None = None
+    error_type: str | None = None
+
+
+class Released(Message):
+    """So many completions of a group have ended by now, in total."""
+
+    key: GroupKey
+    total: int
+
+
+class LeaseOrder(Message):
+    run: RunRef
+    epoch: int
+
+
+class LeaseGranted(Message):
+    grant: LeaseGrant
+
+
+class LeaseEnded(Message):
+    """The lease is over: released, lost, or never had."""
+
+    epoch: int
+    error: str | None = None
+    error_type: str | None = None
+
+
+class EvaluationOrder(Message):
+    """rows: held-out rows; 0 for an evaluation function."""
+
+    run: RunRef
+    version: int
+    rows: int
+    timeout: float
+    search_attributes: bool
+
+
+class EvaluationReport(Message):
+    version: int
+    metrics: dict[str, float]
+    error: str | None = None
+
+
+class StopRequest(Message):
+    """drain: await rollouts in flight instead of cancelling them."""
+
+    drain: bool = False
+
+
+class Status(Message):
+    """Where a run is; the answer of the `status` query."""
+
+    run: str
+    phase: str
+    waiting_for: str
+    step: int
+    total_steps: int
+    version: int
+    rows_total: int
+    rows_resolved: int
+    groups_in_flight: int
+    samples_in_flight: int
+    groups_ready: int
+    batch_size: int
+    staleness_capacity: int
+    reward: float | None
+    step_seconds: float | None
+    elapsed_seconds: float
+    evaluations: dict[int, dict[str, float]]
+    lease_epoch: int
+    checkpoint: str | None
+    error: str | None
+    folder: str
+    notes: list[str]
+
+
+class RunResult(Message):
+    """What a run came to."""
+
+    run: str
+    folder: str
+    steps: int
+    version: int
+    rows: int
+    """Resolved: trained, or rejected for good."""
+    stopped: bool
+    checkpoint: str | None
+    evaluations: dict[int, dict[str, float]]

@@ -1,0 +1,337 @@
+"""One optimizer step: submissions, one update, one publication, one ledger entry.
+
+Owns the order in which these happen and what a fatal error or a stop does to a step. A coroutine
+of TrainRun, not a child: it works on the run's state. Step k+1 submits nothing before step k is
+committed, since their gradients would mix; groups that are accepted meanwhile queue.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import (
+        CommitStep,
+        OptimStep,
+        OptimStepped,
+        Publish,
+        Published,
+        SaveCheckpoint,
+        Saved,
+        SubmitGroups,
+        Submitted,
+    )
+    from activities.trainer import TrainerActivities
+    from everburn.config import RunConfig
+    from everburn.learning.schedules import learning_rate
+    from everburn.ledger import AdamParams
+    from everburn.refs import encode_groups
+    from workflows.evaluations import Evaluations
+    from workflows.producer import Producer
+    from workflows.records import Recorder
+    from workflows.state import RunState
+    from workflows.trainer_session import TrainerSession
+
+SAVE_ATTEMPTS = 2
+
+
+@dataclass
+class OptimizerStep:
+    """The step after the last committed one."""
+
+    state: RunState
+    config: RunConfig
+    trainer: TrainerSession
+    producer: Producer
+    evaluations: Evaluations
+    recorder: Recorder
+    _pending: list["asyncio.Task[Submitted]"] = field(default_factory=list)
+    _busy: list[tuple[float, float]] = field(default_factory=list)
+    """Spans of workflow time in which the trainer had a request of this step."""
+
+    @property
+    def number(self) -> int:
+        return self.state.step + 1
+
+    async def run(self) -> bool:
+        """Take the step; false if there was none to take (rows done, or stopped in time).
+
+        Raises:
+            LeaseLostError: the trainer's state is lost or in doubt.
+            ActivityError, ApplicationError: the step can't be done; nothing was published.
+        """
+        if not await self._submit_batch():
+            return False
+        submitted = await self._gradients()
+        adam = self._adam()
+        updated = any(result.datums for result in submitted)
+        optimized = None
+        if updated:
+            optimized = await self._optimize(adam)
+        elif self.config.require_update:
+            raise self._nothing_to_learn()
+        await self._finish_evaluation()
+        published = await self._publish(updated)
+        metrics = self._metrics(submitted, optimized, published, adam)
+        self._go_live(published, metrics)
+        checkpoint = await self._checkpoint(metrics)
+        await self._commit(metrics, adam, updated, checkpoint)
+        return True
+
+    # The batch
+
+    async def _submit_batch(self) -> bool:
+        """Send every group of the batch as soon as it is ready; true once all are sent."""
+        state = self.state
+        while True:
+            missing = state.queue.batch_size - len(state.queue.batch)
+            self._phase("collecting", f"{missing} more prompt groups")
+            await workflow.wait_condition(self._can_go_on)
+            self.trainer.check()
+            if not state.batch_sealed:
+                # A fatal error after sealing belongs to a later batch: this one is finished, so
+                # that trainer and sampler don't diverge.
+                if state.fatal is not None:
+                    raise ApplicationError(
+                        state.fatal.error, type=state.fatal.error_type, non_retryable=True
+                    )
+                if state.rows_done or state.stopping:
+                    return False
+            if self._ready():
+                self._submit()
+            elif state.batch_sealed:
+                return True
+
+    def _can_go_on(self) -> bool:
+        state = self.state
+        interrupted = state.fatal is not None or self.trainer.lost or state.stopping
+        return interrupted or state.rows_done or state.batch_sealed or self._ready()
+
+    def _ready(self) -> bool:
+        if self.config.collect_full_batch and not self.state.batch_sealed:
+            return False
+        return self.state.queue.ready > 0
+
+    def _submit(self) -> None:
+        """One request with all groups that are ready; several may be pending."""
+        groups = [group.key for group in self.state.queue.take_submission() if group.d]
+        if not groups:
+            return
+        order = SubmitGroups(
+            lease=self.trainer.ref,
+            step=self.number,
+            part=len(self._pending),
+            groups=encode_groups(groups),
+        )
+        self._pending.append(asyncio.create_task(self._forward_backward(order)))
+
+    async def _forward_backward(self, order: SubmitGroups) -> Submitted:
+        started = workflow.time()
+        result: Submitted = await self.trainer.run(
+            TrainerActivities.forward_backward,
+            order,
+            f"step {order.step} · submission {order.part} · rows {order.groups}",
+        )
+        self._busy.append((started, workflow.time()))
+        return result
+
+    async def _gradients(self) -> list[Submitted]:
+        self._phase("training", "gradients")
+        try:
+            return await asyncio.gather(*self._pending)
+        except BaseException:
+            for task in self._pending:
+                task.cancel()
+            raise
+
+    # The update
+
+    def _nothing_to_learn(self) -> ApplicationError:
+        return ApplicationError(
+            f"step {self.number}: all completions of each row got the same reward, so there is "
+            "nothing to learn from, and require_update is set. Calibrate the difficulty of the "
+            "task, or raise temperature or completions_per_prompt",
+            type="NoTrainingSignal",
+            non_retryable=True,
+        )
+
+    async def _optimize(self, adam: AdamParams) -> OptimStepped:
+        self._phase("training", "the optimizer step")
+        started = workflow.time()
+        result: OptimStepped = await self.trainer.run(
+            TrainerActivities.optim_step,
+            OptimStep(lease=self.trainer.ref, step=self.number, adam=adam),
+            f"step {self.number} · optimizer · learning rate {adam.learning_rate:.3g}",
+        )
+        self._busy.append((started, workflow.time()))
+        return result
+
+    def _adam(self) -> AdamParams:
+        config, rows = self.config, self.state.cursor.total
+        total_steps = max(self.number, math.ceil(rows / config.prompt_groups_per_step))
+        rate = learning_rate(
+            self.number,
+            total_steps,
+            config.learning_rate,
+            config.lr_scheduler,
+            config.warmup_steps,
+        )
+        return AdamParams(
+            learning_rate=rate,
+            beta1=config.adam_beta1,
+            beta2=config.adam_beta2,
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            grad_clip_norm=config.grad_clip_norm,
+            normalization=config.grad_accumulation_normalization,
+        )
+
+    # The publication
+
+    async def _finish_evaluation(self) -> None:
+        """The current snapshot is about to be replaced: whoever evaluates it comes first."""
+        self._phase("publishing", "the evaluation of the current version")
+        await self.evaluations.finish()
+
+    async def _publish(self, updated: bool) -> Published:
+        self._phase("publishing", "sampler weights")
+        version = self.state.admission.version + 1
+        if not updated:
+            await self.recorder.carry_publication(version)
+            return Published(snapshot=self.state.snapshot, seconds=0.0)
+        published: Published = await self.trainer.run(
+            TrainerActivities.publish,
+            Publish(lease=self.trainer.ref, version=version),
+            f"step {self.number} · publish policy v{version}",
+        )
+        return published
+
+    def _go_live(self, published: Published, metrics: dict[str, float | int]) -> None:
+        """The new version serves: capacity opens, and the gauges' next window begins."""
+        state = self.state
+        metrics |= self.producer.close_window()
+        state.published_at = workflow.time()
+        state.step_seconds = metrics["perf/step_time"]
+        state.snapshot = published.snapshot
+        state.admission.publish()
+        self.producer.refill()
+
+    # The record
+
+    async def _checkpoint(self, metrics: dict[str, float | int]) -> str | None:
+        interval = self.config.dcp_save_interval
+        if not interval or self.number % interval:
+            return None
+        self._phase("saving", "a checkpoint")
+        for attempt in range(1, SAVE_ATTEMPTS + 1):
+            try:
+                saved = await save_checkpoint(self.trainer, self.state, self.number, attempt)
+            except ActivityError as error:
+                cause = getattr(error.cause, "message", str(error.cause))
+                note = f"checkpoint of step {self.number}, attempt {attempt}: {cause}"
+                self.state.notes.append(note[:300])
+                continue
+            metrics["checkpoint/wall_time"] = saved.seconds
+            return saved.path
+        return None
+
+    async def _commit(
+        self,
+        metrics: dict[str, float | int],
+        adam: AdamParams,
+        updated: bool,
+        checkpoint: str | None,
+    ) -> None:
+        state = self.state
+        self._phase("committing", "the ledger")
+        committed = await self.recorder.commit(
+            CommitStep(
+                run=state.run,
+                step=self.number,
+                version=state.admission.version,
+                epoch=state.epoch,
+                updated=updated,
+                groups=encode_groups([group.key for group in state.queue.batch]),
+                submissions=len(self._pending),
+                adam=adam,
+                snapshot=state.snapshot,
+                checkpoint=checkpoint,
+                seconds=metrics["perf/step_time"],
+                metrics=metrics,
+                rejected=encode_groups(state.rejected),
+                producer=self.recorder.take_producer_samples(),
+            )
+        )
+        for group in state.queue.commit():
+            state.cursor.resolve(group.c)
+        state.rejected.clear()
+        state.step += 1
+        state.reward = committed.reward if committed.reward is not None else state.reward
+
+    def _metrics(
+        self,
+        submitted: list[Submitted],
+        optimized: OptimStepped | None,
+        published: Published,
+        adam: AdamParams,
+    ) -> dict[str, float | int]:
+        """`train/*` and `perf/*` of docs/metrics.md."""
+        now = workflow.time()
+        values: dict[str, float | int] = {
+            "train/lr": adam.learning_rate,
+            "perf/step_time": now - self.state.published_at,
+            "perf/weight_update_time": published.seconds,
+        }
+        if self._busy:
+            start, end = min(s for s, _ in self._busy), max(e for _, e in self._busy)
+            train_time = union_seconds(self._busy)
+            values["perf/train_time"] = train_time
+            values["perf/train_wait_time"] = end - start - train_time
+            if end > start:
+                values["perf/wait_time_ratio"] = 1 - train_time / (end - start)
+        tokens = sum(result.tokens for result in submitted)
+        if tokens:
+            values |= {
+                "train/tokens": tokens,
+                "train/loss": sum(r.loss_sum for r in submitted) / tokens,
+                "train/ppo_kl": -sum(r.log_ratio_sum for r in submitted) / tokens,
+                "train/ratio_mean": sum(r.ratio_sum for r in submitted) / tokens,
+                "train/clip_frac": sum(r.clipped for r in submitted) / tokens,
+            }
+        if optimized is not None and "grad_norm" in optimized.metrics:
+            values["train/grad_norm"] = optimized.metrics["grad_norm"]
+        return values
+
+    def _phase(self, phase: str, waiting_for: str) -> None:
+        self.state.phase = f"step {self.number}: {phase}"
+        self.state.waiting_for = waiting_for
+
+
+async def save_checkpoint(
+    trainer: TrainerSession, state: RunState, step: int, attempt: int = 1
+) -> Saved:
+    """Save the trainer's state as `state-<step>`; another attempt takes another name.
+
+    Raises:
+        LeaseLostError, ActivityError
+    """
+    name = f"state-{step}" if attempt == 1 else f"state-{step}-try-{attempt}"
+    saved: Saved = await trainer.run(
+        TrainerActivities.save_checkpoint,
+        SaveCheckpoint(lease=trainer.ref, step=step, version=state.admission.version, name=name),
+        f"step {step} · checkpoint {name}",
+    )
+    state.checkpoint = saved.path
+    return saved
+
+
+def union_seconds(spans: list[tuple[float, float]]) -> float:
+    """The time covered by at least one of the spans."""
+    covered, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered

@@ -1,0 +1,275 @@
+"""The producer: keeps rows in flight, and takes in what becomes of them.
+
+Drives admission, cursor, queue, breaker and gauges; starts and cancels PromptGroups. Every method
+that changes something tries to refill, so that capacity never lies idle. Doesn't own optimizer
+steps: those take groups out of the queue.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.workflow import ParentClosePolicy
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import PRODUCER_METRICS, ProducerSample
+    from everburn.config import RunConfig
+    from everburn.refs import GroupKey
+    from everburn.scheduling.queue import QueuedGroup
+    from workflows.messages import GroupOrder, GroupReport, Released
+    from workflows.prompt_group import OVERTIME, PromptGroup
+    from workflows.state import Fatal, GroupOut, RunState
+
+SAMPLE_INTERVAL = 10.0
+"""Seconds between records of the producer stream, at least."""
+MAX_GROUPS_OUT = 512
+"""Pending children of one workflow; a larger window waits in admission."""
+GROUP_LIFETIME_FACTOR = 6
+"""A group's execution timeout in rollout deadlines: room for retries and lost workers."""
+
+
+class Producer:
+    def __init__(self, state: RunState, config: RunConfig) -> None:
+        self._state = state
+        self._config = config
+        self.open = False
+        """Admission is closed until weights and version are live."""
+        self._starting: set[asyncio.Task[None]] = set()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all children that were asked for have been started."""
+        return not self._starting
+
+    def start(self) -> None:
+        """Open admission; the policy version is live."""
+        self.open = True
+        self.refill()
+
+    def refill(self, *, after_completion: bool = False) -> None:
+        """Admit rows while they fit; retries first, since their row is already reserved."""
+        state = self._state
+        if after_completion:
+            state.counters.completion_refill_attempts += 1
+        before = state.counters.rows_submitted
+        if self.open and not state.stop and state.fatal is None:
+            self._admit_retries()
+            self._admit_rows()
+        if after_completion:
+            admitted = state.counters.rows_submitted - before
+            state.counters.completion_refill_rows_submitted += admitted
+        self._observe()
+
+    def on_released(self, message: Released) -> None:
+        """Some calls of a group have ended; repeated and late messages change nothing."""
+        out = self._out(message.key)
+        if out is None or message.total <= out.released:
+            return
+        self._state.admission.release(message.total - out.released)
+        out.released = message.total
+        self.refill(after_completion=True)
+
+    def on_group_finished(self, report: GroupReport) -> None:
+        """A group has ended; repeated and late reports change nothing."""
+        state = self._state
+        out = self._out(report.key)
+        if out is None:
+            return
+        del state.out[report.key.cursor]
+        state.admission.release(self._config.completions_per_prompt - out.released)
+        state.counters.trajectory_drops += report.drops
+        state.counters.recoverable_errors += sum(report.failures)
+        state.breaker.record(report.failures)
+        match report.fate:
+            case "accepted":
+                self._accept(report)
+            case "filtered":
+                state.counters.filter_drops += 1
+                self._reject(report.key)
+            case "incomplete":
+                self._retry_or_reject(report.key)
+            case "fatal":
+                self._fail(report)
+            case "cancelled":
+                self._give_back(report.key)
+        if state.breaker.tripped and state.fatal is None:
+            state.fatal = Fatal(
+                error=f"circuit breaker: {state.breaker.tripped}", error_type="CircuitBreakerOpen"
+            )
+        self.refill(after_completion=True)
+
+    def cancel_all(self) -> None:
+        """Ask all groups in flight to end; each reports."""
+        for cursor, out in self._state.out.items():
+            key = GroupKey(cursor=cursor, attempt=out.attempt)
+            self._track(self._cancel(key))
+
+    def close_window(self) -> dict[str, float]:
+        """Time-weighted means since the previous publication, as `async/*` metrics."""
+        means = self._state.gauges.close_window(workflow.time())
+        return {f"async/{name}_mean": value for name, value in means.items()}
+
+    def record_sample(self, *, force: bool = False) -> None:
+        """Note a record of the producer stream, unless the last one is too recent."""
+        state, now = self._state, workflow.time()
+        if not force and now - state.producer_sample_at < SAMPLE_INTERVAL:
+            return
+        state.producer_sample_at = now
+        state.producer_samples.append(
+            ProducerSample(index=state.producer_index, values=self._sample_values(now))
+        )
+        state.producer_index += 1
+
+    def _admit_retries(self) -> None:
+        state = self._state
+        while state.retries and state.admission.can_retry():
+            key = state.retries.pop(0)
+            self._launch(key, state.admission.retry())
+
+    def _admit_rows(self) -> None:
+        state = self._state
+        # A retry that waits for free calls goes first: rows admitted past it could starve it.
+        while not state.retries and len(state.out) < MAX_GROUPS_OUT and state.admission.can_admit():
+            cursor = state.cursor.take()
+            if cursor is None:
+                return
+            state.counters.rows_submitted += 1
+            self._launch(GroupKey(cursor=cursor), state.admission.admit())
+
+    def _launch(self, key: GroupKey, version: int) -> None:
+        self._state.out[key.cursor] = GroupOut(attempt=key.attempt, version=version)
+        self._track(self._start_group(key, version))
+
+    def _track(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_group(self, key: GroupKey, version: int) -> None:
+        config, run = self._config, self._state.run
+        lifetime = timedelta(seconds=config.rollout_timeout) + OVERTIME
+        try:
+            child = await workflow.start_child_workflow(
+                PromptGroup.run,
+                GroupOrder(
+                    run=run,
+                    key=key,
+                    version=version,
+                    completions=config.completions_per_prompt,
+                    rollout_timeout=config.rollout_timeout,
+                    report_releases=config.max_concurrency_rollout_sample is not None,
+                    fail_on_failure=config.on_any_rollout_failure == "fail",
+                    search_attributes=self._state.search_attributes,
+                ),
+                id=group_workflow_id(run.id, key),
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                execution_timeout=lifetime * GROUP_LIFETIME_FACTOR,
+                static_summary=f"row {key.text} · policy v{version}",
+            )
+        except WorkflowAlreadyStartedError:
+            # Ids are never reused within a run, so this one is ours: it will report.
+            return
+        child.add_done_callback(lambda task: self._on_child_closed(key, task))
+
+    def _on_child_closed(self, key: GroupKey, child: "asyncio.Task[None]") -> None:
+        """A child that ended without reporting (terminated, timed out) is run again."""
+        if not child.cancelled() and child.exception() is None:
+            return
+        if self._out(key) is not None:
+            workflow.logger.warning("group %s ended without a report; it is run again", key.text)
+            self._rerun(key)
+
+    def _rerun(self, key: GroupKey) -> None:
+        out = self._state.out.pop(key.cursor)
+        self._state.admission.release(self._config.completions_per_prompt - out.released)
+        self._state.retries.append(GroupKey(cursor=key.cursor, attempt=key.attempt + 1))
+        self.refill(after_completion=True)
+
+    async def _cancel(self, key: GroupKey) -> None:
+        handle = workflow.get_external_workflow_handle(group_workflow_id(self._state.run.id, key))
+        try:
+            await handle.cancel()
+        except ApplicationError:
+            # It ended by itself; its report is on the way.
+            workflow.logger.info("group %s has ended already", key.text)
+
+    def _accept(self, report: GroupReport) -> None:
+        state = self._state
+        state.admission.accept()
+        state.counters.rows_accepted += 1
+        state.queue.accept(
+            QueuedGroup(
+                c=report.key.cursor,
+                a=report.key.attempt,
+                v=report.version,
+                n=report.survivors,
+                d=report.datums,
+            )
+        )
+
+    def _retry_or_reject(self, key: GroupKey) -> None:
+        if key.attempt >= self._config.max_incomplete_group_retries:
+            self._reject(key)
+            return
+        self._state.counters.incomplete_group_retries += 1
+        self._state.retries.append(GroupKey(cursor=key.cursor, attempt=key.attempt + 1))
+
+    def _reject(self, key: GroupKey) -> None:
+        state = self._state
+        state.admission.reject()
+        state.counters.rows_rejected += 1
+        state.cursor.resolve(key.cursor)
+        state.rejected.append(key)
+
+    def _give_back(self, key: GroupKey) -> None:
+        self._state.admission.reject()
+        self._state.cursor.give_back(key.cursor)
+
+    def _fail(self, report: GroupReport) -> None:
+        self._give_back(report.key)
+        if self._state.fatal is None:
+            self._state.fatal = Fatal(
+                error=report.error or "a rollout failed",
+                error_type=report.error_type or "RolloutFailed",
+                group=report.key,
+            )
+
+    def _out(self, key: GroupKey) -> GroupOut | None:
+        out = self._state.out.get(key.cursor)
+        return out if out is not None and out.attempt == key.attempt else None
+
+    def _observe(self) -> None:
+        self._state.gauges.set(workflow.time(), self._gauge_values())
+        self.record_sample()
+
+    def _gauge_values(self) -> dict[str, float]:
+        admission = self._state.admission
+        values = {
+            "in_flight_samples": admission.in_flight,
+            "admission_capacity_samples": admission.capacity,
+            "staleness_capacity_samples": admission.staleness_capacity,
+        }
+        if admission.concurrency_capacity is not None:
+            values["concurrency_capacity_samples"] = admission.concurrency_capacity
+        return {name: float(value) for name, value in values.items()}
+
+    def _sample_values(self, now: float) -> list[float | int | bool | None]:
+        state = self._state
+        values: dict[str, float | int | bool | None] = {
+            "elapsed_time_s": round(now - state.started_at, 3),
+            "published_version": state.admission.version,
+            "breaker_consecutive_failures": state.breaker.consecutive,
+            "breaker_tripped": state.breaker.tripped is not None,
+        }
+        values |= self._gauge_values()
+        values |= {f"{name}_total": n for name, n in state.counters.model_dump().items()}
+        return [values.get(name) for name in PRODUCER_METRICS]
+
+
+def group_workflow_id(run: str, key: GroupKey) -> str:
+    return f"{run}/row-{key.cursor}.{key.attempt}"

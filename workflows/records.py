@@ -1,0 +1,96 @@
+"""The run's writer: every change of ledger and metrics, one at a time.
+
+Owns the order of writes and how long they are retried (for ever: a full disk is waited for).
+Doesn't own what is written (activities/records.py).
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import (
+        CarryPublication,
+        CommitStep,
+        Committed,
+        CreateRun,
+        FinishRun,
+        RecordEvaluation,
+        RecordProducer,
+        RunCreated,
+    )
+    from activities.records import RecordActivities
+    from workflows.queues import ORCHESTRATOR_QUEUE
+    from workflows.state import RunState
+
+TIMEOUT = timedelta(minutes=2)
+MAX_SAMPLES = 6
+"""Producer samples that fit into one payload beside everything else."""
+
+
+class Recorder:
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._turn = asyncio.Lock()
+
+    @property
+    def idle(self) -> bool:
+        return not self._turn.locked()
+
+    async def create_run(self, config: dict[str, object]) -> RunCreated:
+        owner = workflow.info().first_execution_run_id
+        order = CreateRun(run=self._state.run, config=config, owner=owner)
+        created: RunCreated = await self._execute(
+            RecordActivities.create_run, order, "create the run's folder"
+        )
+        return created
+
+    async def commit(self, order: CommitStep) -> Committed:
+        committed: Committed = await self._execute(
+            RecordActivities.commit_step, order, f"step {order.step} · commit to the ledger"
+        )
+        return committed
+
+    async def carry_publication(self, version: int) -> None:
+        await self._execute(
+            RecordActivities.carry_publication,
+            CarryPublication(run=self._state.run, version=version),
+            f"policy v{version} is served by v{version - 1}'s snapshot",
+        )
+
+    async def record_evaluation(self, version: int, metrics: dict[str, float]) -> None:
+        order = RecordEvaluation(run=self._state.run, version=version, metrics=metrics)
+        await self._execute(
+            RecordActivities.record_evaluation, order, f"evaluation of policy v{version}"
+        )
+
+    def take_producer_samples(self) -> list[Any]:
+        """The samples that wait to be written; the caller writes them."""
+        samples = self._state.producer_samples[:MAX_SAMPLES]
+        del self._state.producer_samples[: len(samples)]
+        return samples
+
+    async def flush_producer_samples(self) -> None:
+        """Write what waits."""
+        while self._state.producer_samples:
+            order = RecordProducer(run=self._state.run, samples=self.take_producer_samples())
+            await self._execute(RecordActivities.record_producer, order, "producer metrics")
+
+    async def finish(self, initial_version: int, final_version: int) -> None:
+        order = FinishRun(
+            run=self._state.run, initial_version=initial_version, final_version=final_version
+        )
+        await self._execute(RecordActivities.finish_run, order, "before and after")
+
+    async def _execute(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
+        async with self._turn:
+            return await workflow.execute_activity_method(
+                activity,
+                order,
+                task_queue=ORCHESTRATOR_QUEUE,
+                start_to_close_timeout=TIMEOUT,
+                summary=summary,
+            )

@@ -1,0 +1,143 @@
+"""The run's whole state: what continue-as-new carries from one execution to the next.
+
+One pydantic object over the scheduler's state machines. Versioned by `schema`, so that a newer
+worker knows what it is given.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from activities.messages import LeaseGrant, ProducerSample
+from everburn.config import RunConfig
+from everburn.refs import GroupKey, RunRef
+from everburn.scheduling.admission import Admission
+from everburn.scheduling.breaker import CircuitBreaker
+from everburn.scheduling.cursor import Cursor
+from everburn.scheduling.gauges import Gauges
+from everburn.scheduling.queue import GroupQueue
+
+STATE_SCHEMA = 1
+
+
+class GroupOut(BaseModel):
+    """A group whose child workflow runs; `released` of its completions have ended."""
+
+    attempt: int
+    version: int
+    released: int = 0
+
+
+class Counters(BaseModel):
+    """Monotone counters of the producer."""
+
+    rows_submitted: int = 0
+    rows_accepted: int = 0
+    rows_rejected: int = 0
+    completion_refill_attempts: int = 0
+    completion_refill_rows_submitted: int = 0
+    trajectory_drops: int = 0
+    recoverable_errors: int = 0
+    filter_drops: int = 0
+    incomplete_group_retries: int = 0
+
+
+class Fatal(BaseModel):
+    """What ends the run; `group` if a rollout was the cause."""
+
+    error: str
+    error_type: str
+    group: GroupKey | None = None
+
+
+class RunState(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = STATE_SCHEMA
+    run: RunRef
+    phase: str = "starting"
+    waiting_for: str = ""
+    started_at: float
+    search_attributes: bool = False
+    notes: list[str] = Field(default_factory=list)
+
+    # Producer
+    admission: Admission
+    cursor: Cursor
+    queue: GroupQueue
+    breaker: CircuitBreaker = Field(default_factory=CircuitBreaker)
+    gauges: Gauges
+    counters: Counters = Field(default_factory=Counters)
+    out: dict[int, GroupOut] = Field(default_factory=dict)
+    """By cursor."""
+    retries: list[GroupKey] = Field(default_factory=list)
+    """Attempts that wait for free calls."""
+    rejected: list[GroupKey] = Field(default_factory=list)
+    """Since the last commit."""
+    producer_samples: list[ProducerSample] = Field(default_factory=list)
+    """Not yet written."""
+    producer_index: int = 0
+    producer_sample_at: float = 0.0
+
+    # Steps
+    step: int = 0
+    """The last committed optimizer step."""
+    published_at: float = 0.0
+    snapshot: str = ""
+    reward: float | None = None
+    step_seconds: float | None = None
+    checkpoint: str | None = None
+
+    # Lease
+    epoch: int = 0
+    """Of the last lease that was asked for; never reused."""
+    grant: LeaseGrant | None = None
+
+    # Evaluation
+    evaluation_rows: int = 0
+    evaluating: int | None = None
+    """The version whose evaluation runs."""
+    evaluated: int | None = None
+    """The last version that an evaluation was started for."""
+    evaluations: dict[int, dict[str, float]] = Field(default_factory=dict)
+    """Metrics of the first and the last evaluation."""
+
+    # Controls
+    stop: bool = False
+    drain: bool = False
+    fatal: Fatal | None = None
+
+    @classmethod
+    def initial(cls, run: RunRef, config: RunConfig, now: float) -> "RunState":
+        """A run that hasn't looked at its rows yet."""
+        return cls(
+            run=run,
+            started_at=now,
+            published_at=now,
+            admission=Admission(
+                group=config.completions_per_prompt,
+                batch=config.batch_samples,
+                ahead=config.max_head_offpolicy_versions,
+                concurrency=config.max_concurrency_rollout_sample,
+            ),
+            cursor=Cursor(total=0),
+            queue=GroupQueue(batch_size=config.prompt_groups_per_step),
+            gauges=Gauges.starting(now),
+        )
+
+    @property
+    def batch_sealed(self) -> bool:
+        """Full, or as full as it will get: rows have run out and nothing is in flight."""
+        if self.queue.full:
+            return True
+        dry = self.cursor.exhausted and not self.out and not self.retries
+        return dry and bool(self.queue.batch)
+
+    @property
+    def rows_done(self) -> bool:
+        """Whether there is nothing left to train."""
+        idle = not self.out and not self.retries and not self.queue.groups
+        return self.cursor.exhausted and idle
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop takes effect now; with `drain` it waits for rollouts in flight."""
+        return self.stop and not (self.drain and (self.out or self.retries))

@@ -1,0 +1,342 @@
+"""TrainRun: one training run, from its configuration to its result.
+
+Owns the run's life (start, steps, end, cleanup), its messages and its status. Wires the parts that
+own the rest: producer, optimizer step, trainer session, evaluations, recorder. Its id is the run's
+id; `temporal workflow start --type TrainRun --input-file run.json` is all it takes.
+"""
+
+import asyncio
+import contextlib
+import math
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, SearchAttributeUpdate
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import Prepared, Publish, Published
+    from activities.rollouts import RolloutActivities
+    from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
+    from activities.trainer import TrainerActivities
+    from everburn.config import ConfigError, RunConfig, parse_config
+    from everburn.refs import RunRef
+    from workflows.details import describe
+    from workflows.evaluations import Evaluations
+    from workflows.messages import (
+        EvaluationReport,
+        GroupReport,
+        LeaseEnded,
+        LeaseGranted,
+        Released,
+        RunResult,
+        Status,
+        StopRequest,
+    )
+    from workflows.optimizer_step import OptimizerStep, save_checkpoint
+    from workflows.producer import Producer
+    from workflows.queues import ROLLOUT_QUEUE
+    from workflows.records import Recorder
+    from workflows.state import RunState
+    from workflows.trainer_session import LeaseLostError, TrainerSession
+
+MAX_HISTORY = 3_000
+"""Events after which the run continues as new: replay costs 0.4 ms per event, and it is part of
+every recovery."""
+PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
+GROUPS_END_TIMEOUT = 30.0
+"""Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
+
+
+@workflow.defn
+class TrainRun:
+    @workflow.init
+    def __init__(self, config: Any, state: RunState | None = None) -> None:
+        self._config_error: str | None = None
+        self._shown: tuple[int, float | None] | None = None
+        try:
+            self._config = parse_config(config)
+        except ConfigError as error:
+            # Failing here would fail the workflow task, for ever; `run` fails the run instead.
+            self._config_error = str(error)
+            return
+        run = RunRef(store=self._config.store, id=workflow.info().workflow_id)
+        self._resumed = state is not None
+        self._state = state or RunState.initial(run, self._config, workflow.time())
+        self._wire(self._config, self._state)
+
+    def _wire(self, config: RunConfig, state: RunState) -> None:
+        self._recorder = Recorder(state)
+        self._producer = Producer(state, config)
+        self._trainer = TrainerSession(state)
+        self._evaluations = Evaluations(state, config, self._recorder)
+
+    @workflow.run
+    async def run(self, config: Any, state: RunState | None = None) -> RunResult:
+        """Train to the end of the rows, or to a stop.
+
+        config: a RunConfig as JSON. state: of the execution that this one continues.
+
+        Raises:
+            ApplicationError: the run failed; its type says how.
+        """
+        if self._config_error is not None:
+            raise ApplicationError(self._config_error, type="InvalidConfig", non_retryable=True)
+        try:
+            if self._resumed:
+                self._producer.start()
+            else:
+                await self._start(config)
+            await self._train()
+            await self._finish()
+            return self._result()
+        except workflow.ContinueAsNewError:
+            raise
+        except BaseException as error:
+            await self._unwind(error)
+            raise self._failure(error) from error
+
+    # Life
+
+    async def _start(self, config: dict[str, object]) -> None:
+        state = self._state
+        self._phase("starting", "the run's folder")
+        created = await self._recorder.create_run(config)
+        state.search_attributes = created.search_attributes
+        self._phase("preparing", "a rollout worker that loads the task")
+        prepared = await self._prepare()
+        state.notes.extend(prepared.notes)
+        state.cursor.total = prepared.rows * self._config.epochs
+        state.evaluation_rows = prepared.evaluation_rows
+        self._phase("acquiring a trainer", "a trainer worker that opens a session")
+        await self._trainer.acquire()
+        self._phase("saving the initial state", "checkpoint state-0")
+        await save_checkpoint(self._trainer, state, step=0)
+        self._phase("publishing the initial policy", "sampler weights")
+        await self._publish_initial()
+        self._producer.record_sample(force=True)
+        self._producer.start()
+        await self._evaluations.start(state.admission.version)
+
+    async def _prepare(self) -> Prepared:
+        prepared: Prepared = await workflow.execute_activity_method(
+            RolloutActivities.prepare_task,
+            self._state.run,
+            task_queue=ROLLOUT_QUEUE,
+            start_to_close_timeout=timedelta(minutes=10),
+            heartbeat_timeout=timedelta(seconds=10),
+            retry_policy=PREPARE_ATTEMPTS,
+            summary=f"prepare {self._config.rollout.name}",
+        )
+        return prepared
+
+    async def _publish_initial(self) -> None:
+        published: Published = await self._trainer.run(
+            TrainerActivities.publish,
+            Publish(lease=self._trainer.ref, version=self._state.admission.version),
+            "publish the initial policy, v0",
+        )
+        self._state.snapshot = published.snapshot
+        self._state.published_at = workflow.time()
+
+    async def _train(self) -> None:
+        state = self._state
+        while state.fatal is None and await self._step().run():
+            self._show()
+            version = state.admission.version
+            if self._evaluations.due(version):
+                await self._evaluations.start(version)
+            if self._history_is_long():
+                await self._continue_as_new()
+        if state.fatal is not None:
+            raise ApplicationError(
+                state.fatal.error, type=state.fatal.error_type, non_retryable=True
+            )
+
+    def _step(self) -> OptimizerStep:
+        return OptimizerStep(
+            self._state,
+            self._config,
+            self._trainer,
+            self._producer,
+            self._evaluations,
+            self._recorder,
+        )
+
+    async def _finish(self) -> None:
+        """Everything after the last step, from committed state."""
+        state = self._state
+        self._phase("finishing", "rollouts in flight")
+        await self._end_groups()
+        if self._config.save_final_checkpoint and not self._checkpointed():
+            self._phase("finishing", "the final checkpoint")
+            await save_checkpoint(self._trainer, state, state.step)
+        self._phase("finishing", "the final evaluation")
+        await self._evaluations.finish()
+        await self._evaluations.start(state.admission.version)
+        await self._evaluations.finish()
+        self._producer.record_sample(force=True)
+        await self._recorder.flush_producer_samples()
+        await self._recorder.finish(state.admission.initial_version, state.admission.version)
+        self._phase("finishing", "the trainer session's end")
+        await self._trainer.release()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        self._phase("stopped" if state.stop else "completed", "")
+
+    def _checkpointed(self) -> bool:
+        """Whether the last checkpoint is of the last committed step."""
+        checkpoint = self._state.checkpoint
+        return checkpoint is not None and checkpoint.rsplit("/", 1)[-1].startswith(
+            f"state-{self._state.step}"
+        )
+
+    async def _end_groups(self) -> None:
+        state = self._state
+        await workflow.wait_condition(lambda: self._producer.settled)
+        self._producer.cancel_all()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await workflow.wait_condition(lambda: not state.out, timeout=GROUPS_END_TIMEOUT)
+
+    async def _unwind(self, error: BaseException) -> None:
+        """Leave nothing that spends: also when the run was cancelled."""
+        self._producer.open = False
+        self._phase("cancelling" if is_cancelled_exception(error) else "failing", "cleanup")
+        cleanup = asyncio.create_task(self._clean_up())
+        while not cleanup.done():
+            # A second cancellation must not interrupt the cleanup of the first.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(cleanup)
+        if not cleanup.cancelled() and cleanup.exception() is not None:
+            workflow.logger.warning("cleanup failed: %s", cleanup.exception())
+
+    async def _clean_up(self) -> None:
+        await self._end_groups()
+        await self._trainer.release()
+        await self._recorder.flush_producer_samples()
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """The run's failure as Temporal shows it: what happened first, with its type."""
+        if isinstance(error, LeaseLostError):
+            failure = ApplicationError(str(error), type=error.kind, non_retryable=True)
+        elif isinstance(error, ActivityError) and isinstance(error.cause, ApplicationError):
+            cause = error.cause
+            failure = ApplicationError(cause.message, type=cause.type, non_retryable=True)
+        else:
+            return error
+        return failure
+
+    # Continue-as-new
+
+    def _history_is_long(self) -> bool:
+        info = workflow.info()
+        long = info.get_current_history_length() > MAX_HISTORY
+        return long or info.is_continue_as_new_suggested()
+
+    async def _continue_as_new(self) -> None:
+        """Between two steps; children run on, and report to whoever has the run's id."""
+        await workflow.wait_condition(
+            lambda: (
+                self._producer.settled and self._recorder.idle and workflow.all_handlers_finished()
+            )
+        )
+        workflow.continue_as_new(args=[self._config.model_dump(mode="json"), self._state])
+
+    # Messages
+
+    @workflow.signal
+    def group_finished(self, report: GroupReport) -> None:
+        """From a PromptGroup: it has ended."""
+        self._producer.on_group_finished(report)
+
+    @workflow.signal
+    def released(self, message: Released) -> None:
+        """From a PromptGroup: some of its rollout calls have ended."""
+        self._producer.on_released(message)
+
+    @workflow.signal
+    def lease_granted(self, message: LeaseGranted) -> None:
+        """From the TrainerLease: a session is open."""
+        self._trainer.on_granted(message)
+
+    @workflow.signal
+    def lease_ended(self, message: LeaseEnded) -> None:
+        """From the TrainerLease: the session is gone."""
+        self._trainer.on_ended(message)
+
+    @workflow.signal
+    async def evaluation_finished(self, report: EvaluationReport) -> None:
+        """From an Evaluation: its metrics, or why there are none."""
+        await self._evaluations.on_finished(report)
+
+    @workflow.signal(description='Stop gracefully; {"drain": true} awaits rollouts in flight.')
+    def stop(self, request: StopRequest | None = None) -> None:
+        """Admit nothing new, finish a sealed step, save, evaluate, clean up."""
+        if self._config_error is None:
+            self._state.stop = True
+            self._state.drain = request is not None and request.drain
+
+    @workflow.query(description="Where the run is.")
+    def status(self) -> Status:
+        state, config = self._state, self._config
+        admission = state.admission
+        return Status(
+            run=state.run.id,
+            folder=state.run.folder,
+            phase=state.phase,
+            waiting_for=state.waiting_for,
+            step=state.step,
+            total_steps=math.ceil(state.cursor.total / config.prompt_groups_per_step),
+            version=admission.version,
+            rows_total=state.cursor.total,
+            rows_resolved=state.cursor.resolved_count,
+            groups_in_flight=len(state.out),
+            samples_in_flight=admission.in_flight,
+            groups_ready=len(state.queue.batch),
+            batch_size=state.queue.batch_size,
+            staleness_capacity=admission.staleness_capacity,
+            reward=state.reward,
+            step_seconds=state.step_seconds,
+            elapsed_seconds=workflow.time() - state.started_at,
+            evaluations=state.evaluations,
+            lease_epoch=state.epoch,
+            checkpoint=state.checkpoint,
+            error=state.fatal.error if state.fatal else None,
+            notes=state.notes,
+        )
+
+    # What people see
+
+    def _phase(self, phase: str, waiting_for: str) -> None:
+        self._state.phase, self._state.waiting_for = phase, waiting_for
+        self._show()
+
+    def _show(self) -> None:
+        """Current details in the UI, and what runs can be filtered by."""
+        state = self._state
+        workflow.set_current_details(describe(self.status()))
+        if state.search_attributes:
+            attributes: list[SearchAttributeUpdate[Any]] = [
+                RUN.value_set(state.run.id),
+                STEP.value_set(state.step),
+                POLICY_VERSION.value_set(state.admission.version),
+            ]
+            if state.reward is not None:
+                attributes.append(REWARD.value_set(state.reward))
+            shown = (state.step, state.reward)
+            if shown != self._shown:
+                self._shown = shown
+                workflow.upsert_search_attributes(attributes)
+
+    def _result(self) -> RunResult:
+        state = self._state
+        return RunResult(
+            run=state.run.id,
+            folder=state.run.folder,
+            steps=state.step,
+            version=state.admission.version,
+            rows=state.cursor.resolved_count,
+            stopped=state.stop,
+            checkpoint=state.checkpoint,
+            evaluations=state.evaluations,
+        )

@@ -1,0 +1,133 @@
+"""TrainerLease: the life of one trainer session, visible and detectable.
+
+Acquires a session, tells the run, holds it until it is released or lost, and tells the run that
+too. Owns nothing of training: mutations go straight to the lease's own task queue.
+"""
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    TimeoutError,
+    is_cancelled_exception,
+)
+
+with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import TRAINER_STATE_LOST
+    from activities.messages import AcquireLease, LeaseGrant, LeaseRef
+    from activities.trainer import TrainerActivities
+    from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder
+    from workflows.queues import TRAINER_QUEUE
+
+ACQUIRE_TIMEOUT = timedelta(minutes=15)
+HOLD_HEARTBEAT = timedelta(seconds=4)
+"""How long a holder can be dead before it is known."""
+HOLD_TIMEOUT = timedelta(days=365)
+HOLDER_START = timedelta(seconds=10)
+"""A holder that doesn't pick up its own queue for so long is gone."""
+
+
+@workflow.defn
+class TrainerLease:
+    @workflow.init
+    def __init__(self, order: LeaseOrder) -> None:
+        self._order = order
+        self._ref = LeaseRef(run=order.run, epoch=order.epoch)
+        self._release = False
+
+    @workflow.run
+    async def run(self, order: LeaseOrder) -> None:
+        try:
+            grant = await self._acquire()
+        except ActivityError as error:
+            await self._tell_ended(error)
+            return
+        await self._signal("lease_granted", LeaseGranted(grant=grant))
+        await self._hold(grant)
+
+    @workflow.signal
+    def release(self) -> None:
+        """The run doesn't need the lease any more."""
+        self._release = True
+
+    async def _acquire(self) -> LeaseGrant:
+        return await workflow.execute_activity_method(
+            TrainerActivities.acquire_lease,
+            AcquireLease(run=self._order.run, epoch=self._order.epoch),
+            task_queue=TRAINER_QUEUE,
+            start_to_close_timeout=ACQUIRE_TIMEOUT,
+            heartbeat_timeout=timedelta(seconds=10),
+            retry_policy=RetryPolicy(maximum_attempts=3),
+            summary=f"lease {self._order.epoch} · acquire",
+        )
+
+    async def _hold(self, grant: LeaseGrant) -> None:
+        holding = asyncio.ensure_future(
+            workflow.execute_activity_method(
+                TrainerActivities.hold_lease,
+                self._ref,
+                task_queue=grant.task_queue,
+                schedule_to_start_timeout=HOLDER_START,
+                start_to_close_timeout=HOLD_TIMEOUT,
+                heartbeat_timeout=HOLD_HEARTBEAT,
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                summary=f"lease {grant.epoch} · held by {grant.holder} · {grant.session}",
+            )
+        )
+        try:
+            await workflow.wait_condition(lambda: self._release or holding.done())
+        except BaseException as error:
+            # Cancelled with the session still open: give it back all the same.
+            if not is_cancelled_exception(error):
+                raise
+        if holding.done():
+            await self._tell_ended(holding.exception())
+            return
+        await asyncio.shield(asyncio.create_task(self._give_back(grant, holding)))
+        await self._tell_ended(None)
+
+    async def _give_back(self, grant: LeaseGrant, holding: "asyncio.Future[None]") -> None:
+        try:
+            await workflow.execute_activity_method(
+                TrainerActivities.release_lease,
+                self._ref,
+                task_queue=grant.task_queue,
+                schedule_to_start_timeout=HOLDER_START,
+                start_to_close_timeout=timedelta(seconds=60),
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                summary=f"lease {grant.epoch} · release",
+            )
+            await holding
+        except ActivityError as error:
+            # The holder died first; the service ends sessions that nobody heartbeats.
+            workflow.logger.warning("lease %s wasn't released: %s", grant.epoch, error.cause)
+
+    async def _tell_ended(self, error: BaseException | None) -> None:
+        cause = error.cause if isinstance(error, ActivityError) else error
+        kind = text = None
+        if isinstance(cause, TimeoutError):
+            kind, text = TRAINER_STATE_LOST, f"the lease's holder is gone: {cause.message}"
+        elif isinstance(cause, ApplicationError):
+            kind, text = cause.type, cause.message
+        elif cause is not None:
+            kind, text = TRAINER_STATE_LOST, str(cause)
+        await asyncio.shield(
+            asyncio.create_task(
+                self._signal(
+                    "lease_ended",
+                    LeaseEnded(epoch=self._order.epoch, error=text, error_type=kind),
+                )
+            )
+        )
+
+    async def _signal(self, name: str, message: LeaseGranted | LeaseEnded) -> None:
+        try:
+            await workflow.get_external_workflow_handle(self._order.run.id).signal(name, message)
+        except ApplicationError as error:
+            # The run is gone: what it leased is of no use to anybody.
+            workflow.logger.info("run %s can't be reached: %s", self._order.run.id, error)
+            self._release = True

@@ -1,0 +1,143 @@
+"""The run's side of a lease: asking for it, working under it, noticing its end, giving it back.
+
+Every mutation goes through `run`, which ends with LeaseLost as soon as the lease is known to be
+lost, whatever the mutation itself does. Doesn't own what is mutated when.
+"""
+
+import asyncio
+import builtins
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
+from temporalio.workflow import ParentClosePolicy
+
+with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import TRAINER_STATE_LOST
+    from activities.messages import LeaseRef
+    from activities.trainer import LEASE_SLOTS
+    from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder
+    from workflows.state import RunState
+    from workflows.trainer_lease import TrainerLease
+
+T = TypeVar("T")
+
+MUTATION_TIMEOUT = timedelta(hours=2)
+"""The SDK polls a result for ever; longer than this no request takes."""
+PICK_UP_TIMEOUT = timedelta(seconds=30)
+RELEASE_TIMEOUT = timedelta(seconds=60)
+
+
+class LeaseLostError(Exception):
+    """The lease ended under the run."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class TrainerSession:
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._ended: LeaseEnded | None = None
+        self._slots = asyncio.Semaphore(LEASE_SLOTS // 2)
+
+    @property
+    def ref(self) -> LeaseRef:
+        return LeaseRef(run=self._state.run, epoch=self._state.epoch)
+
+    @property
+    def lost(self) -> bool:
+        return self._ended is not None
+
+    async def acquire(self) -> None:
+        """Start a TrainerLease under the next epoch, and wait until it holds a session.
+
+        Raises:
+            LeaseLostError: none was to be had.
+        """
+        state = self._state
+        state.epoch += 1
+        state.grant, self._ended = None, None
+        await workflow.start_child_workflow(
+            TrainerLease.run,
+            LeaseOrder(run=state.run, epoch=state.epoch),
+            id=self._workflow_id,
+            parent_close_policy=ParentClosePolicy.ABANDON,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            static_summary=f"trainer lease, epoch {state.epoch}",
+        )
+        await workflow.wait_condition(lambda: state.grant is not None or self.lost)
+        self.check()
+
+    def on_granted(self, message: LeaseGranted) -> None:
+        if message.grant.epoch == self._state.epoch:
+            self._state.grant = message.grant
+
+    def on_ended(self, message: LeaseEnded) -> None:
+        if message.epoch == self._state.epoch:
+            self._ended = message
+
+    def check(self) -> None:
+        """Raise LeaseLostError if the lease is known to have ended."""
+        if self._ended is not None:
+            raise LeaseLostError(
+                self._ended.error or "the lease ended", self._ended.error_type or TRAINER_STATE_LOST
+            )
+
+    async def run(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
+        """Execute a mutation on the holder, once.
+
+        Raises:
+            LeaseLostError: the lease ended, or the mutation's outcome is in doubt.
+            ActivityError: the trainer refused the request; its state is untouched.
+        """
+        self.check()
+        assert self._state.grant is not None
+        async with self._slots:
+            mutation = asyncio.ensure_future(
+                workflow.execute_activity_method(
+                    activity,
+                    order,
+                    task_queue=self._state.grant.task_queue,
+                    schedule_to_start_timeout=PICK_UP_TIMEOUT,
+                    start_to_close_timeout=MUTATION_TIMEOUT,
+                    retry_policy=RetryPolicy(maximum_attempts=1),
+                    summary=summary,
+                )
+            )
+            await workflow.wait_condition(lambda: mutation.done() or self.lost)
+        if not mutation.done():
+            mutation.cancel()
+            self.check()
+        try:
+            return await mutation
+        except ActivityError as error:
+            raise self._lost_by(error) from error
+
+    async def release(self) -> None:
+        """Give the session back; waits until it is, but not for ever."""
+        state = self._state
+        if state.epoch == 0 or self.lost:
+            return
+        try:
+            await workflow.get_external_workflow_handle(self._workflow_id).signal("release")
+            await workflow.wait_condition(lambda: self.lost, timeout=RELEASE_TIMEOUT)
+        except (ApplicationError, builtins.TimeoutError) as error:
+            workflow.logger.warning("lease %s wasn't given back: %s", state.epoch, error)
+
+    @property
+    def _workflow_id(self) -> str:
+        return f"{self._state.run.id}/lease-{self._state.epoch}"
+
+    def _lost_by(self, error: ActivityError) -> Exception:
+        """What a failed mutation means: refused, or in doubt."""
+        cause = error.cause
+        if isinstance(cause, ApplicationError) and cause.type != TRAINER_STATE_LOST:
+            return error
+        if isinstance(cause, TimeoutError):
+            return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
+        return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
