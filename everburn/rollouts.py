@@ -60,6 +60,23 @@ class RolloutSample:
     loss_mask: Sequence[int]
     reward: float
 
+    @classmethod
+    def of_turn(
+        cls,
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[int],
+        output_logprobs: Sequence[float],
+        reward: float,
+    ) -> "RolloutSample":
+        """The segment of one prompt and one sampled output: all of the output is trained."""
+        prompt, output = list(prompt_tokens), list(output_tokens)
+        return cls(
+            tokens=prompt + output,
+            logprobs=[0.0] * len(prompt) + list(output_logprobs),
+            loss_mask=[0] * len(prompt) + [1] * len(output),
+            reward=reward,
+        )
+
 
 @dataclass(slots=True)
 class RolloutRun:

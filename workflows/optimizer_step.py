@@ -94,10 +94,7 @@ class OptimizerStep:
             if not state.batch_sealed:
                 # A fatal error after sealing belongs to a later batch: this one is finished, so
                 # that trainer and sampler don't diverge.
-                if state.fatal is not None:
-                    raise ApplicationError(
-                        state.fatal.error, type=state.fatal.error_type, non_retryable=True
-                    )
+                await self.producer.settle_fatal()
                 if state.rows_done or state.stopping:
                     return False
             if self._ready():
@@ -267,6 +264,7 @@ class OptimizerStep:
         )
         for group in state.queue.commit():
             state.cursor.resolve(group.c)
+            state.again.pop(group.c, None)
         state.rejected.clear()
         state.step += 1
         state.reward = committed.reward if committed.reward is not None else state.reward

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from everburn.scheduling.queue import QueuedGroup
     from workflows.messages import GroupOrder, GroupReport, Released
     from workflows.prompt_group import OVERTIME, PromptGroup
-    from workflows.state import Fatal, GroupOut, RunState
+    from workflows.state import Fatal, GroupOut, RowHistory, RunState
 
 SAMPLE_INTERVAL = 10.0
 """Seconds between records of the producer stream, at least."""
@@ -102,6 +102,41 @@ class Producer:
             )
         self.refill(after_completion=True)
 
+    async def settle_fatal(self) -> None:
+        """Between batches, or before the open one is sealed: act on a fatal error.
+
+        With `on_fatal = "fail"` it ends the run; with "hold" the run waits, keeping what it has,
+        until a person resumes it, skips the row or stops.
+
+        Raises:
+            ApplicationError
+        """
+        state = self._state
+        if state.fatal is None:
+            return
+        if self._config.on_fatal == "hold" and not state.stop:
+            state.phase = "held"
+            state.waiting_for = "resume, skip_row or stop"
+            await workflow.wait_condition(lambda: state.fatal is None or state.stop)
+        if state.fatal is not None:
+            raise ApplicationError(
+                state.fatal.error, type=state.fatal.error_type, non_retryable=True
+            )
+
+    def resume(self) -> None:
+        """The cause of a fatal error has been mended: try again."""
+        self._state.fatal = None
+        self._state.breaker.reset()
+        self.refill()
+
+    def skip_row(self) -> None:
+        """Reject the row that failed, and go on."""
+        fatal = self._state.fatal
+        if fatal is not None and fatal.group is not None:
+            self._state.cursor.withdraw(fatal.group.cursor)
+            self._resolve_rejected(fatal.group.cursor)
+        self.resume()
+
     def cancel_all(self) -> None:
         """Ask all groups in flight to end; each reports."""
         for cursor, out in self._state.out.items():
@@ -127,8 +162,7 @@ class Producer:
     def _admit_retries(self) -> None:
         state = self._state
         while state.retries and state.admission.can_retry():
-            key = state.retries.pop(0)
-            self._launch(key, state.admission.retry())
+            self._launch(state.retries.pop(0), state.admission.retry())
 
     def _admit_rows(self) -> None:
         state = self._state
@@ -138,10 +172,14 @@ class Producer:
             if cursor is None:
                 return
             state.counters.rows_submitted += 1
-            self._launch(GroupKey(cursor=cursor), state.admission.admit())
+            self._launch(cursor, state.admission.admit())
 
-    def _launch(self, key: GroupKey, version: int) -> None:
-        self._state.out[key.cursor] = GroupOut(attempt=key.attempt, version=version)
+    def _launch(self, cursor: int, version: int) -> None:
+        history = self._state.again.get(cursor)
+        key = GroupKey(cursor=cursor, attempt=history.attempts if history else 0)
+        if history is not None:
+            history.attempts += 1
+        self._state.out[cursor] = GroupOut(attempt=key.attempt, version=version)
         self._track(self._start_group(key, version))
 
     def _track(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -187,7 +225,8 @@ class Producer:
     def _rerun(self, key: GroupKey) -> None:
         out = self._state.out.pop(key.cursor)
         self._state.admission.release(self._config.completions_per_prompt - out.released)
-        self._state.retries.append(GroupKey(cursor=key.cursor, attempt=key.attempt + 1))
+        self._again(key)
+        self._state.retries.append(key.cursor)
         self.refill(after_completion=True)
 
     async def _cancel(self, key: GroupKey) -> None:
@@ -213,22 +252,32 @@ class Producer:
         )
 
     def _retry_or_reject(self, key: GroupKey) -> None:
-        if key.attempt >= self._config.max_incomplete_group_retries:
+        history = self._again(key)
+        history.incomplete += 1
+        if history.incomplete > self._config.max_incomplete_group_retries:
             self._reject(key)
             return
         self._state.counters.incomplete_group_retries += 1
-        self._state.retries.append(GroupKey(cursor=key.cursor, attempt=key.attempt + 1))
+        self._state.retries.append(key.cursor)
 
     def _reject(self, key: GroupKey) -> None:
-        state = self._state
-        state.admission.reject()
-        state.counters.rows_rejected += 1
-        state.cursor.resolve(key.cursor)
-        state.rejected.append(key)
+        self._state.admission.reject()
+        self._state.rejected.append(key)
+        self._resolve_rejected(key.cursor)
+
+    def _resolve_rejected(self, cursor: int) -> None:
+        self._state.counters.rows_rejected += 1
+        self._state.cursor.resolve(cursor)
+        self._state.again.pop(cursor, None)
 
     def _give_back(self, key: GroupKey) -> None:
+        """The row will be issued again, as a new attempt."""
+        self._again(key)
         self._state.admission.reject()
         self._state.cursor.give_back(key.cursor)
+
+    def _again(self, key: GroupKey) -> RowHistory:
+        return self._state.again.setdefault(key.cursor, RowHistory(attempts=key.attempt + 1))
 
     def _fail(self, report: GroupReport) -> None:
         self._give_back(report.key)

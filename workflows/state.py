@@ -26,6 +26,15 @@ class GroupOut(BaseModel):
     released: int = 0
 
 
+class RowHistory(BaseModel):
+    """A row that was begun more than once, until its fate is final."""
+
+    attempts: int
+    """Begun so far; the next attempt takes this number. Never reused."""
+    incomplete: int = 0
+    """How many of them ended below min_group_size."""
+
+
 class Counters(BaseModel):
     """Monotone counters of the producer."""
 
@@ -68,8 +77,10 @@ class RunState(BaseModel):
     counters: Counters = Field(default_factory=Counters)
     out: dict[int, GroupOut] = Field(default_factory=dict)
     """By cursor."""
-    retries: list[GroupKey] = Field(default_factory=list)
-    """Attempts that wait for free calls."""
+    retries: list[int] = Field(default_factory=list)
+    """Rows with a reservation whose next attempt waits for free calls."""
+    again: dict[int, RowHistory] = Field(default_factory=dict)
+    """By cursor; rows begun once and never again aren't in it."""
     rejected: list[GroupKey] = Field(default_factory=list)
     """Since the last commit."""
     producer_samples: list[ProducerSample] = Field(default_factory=list)

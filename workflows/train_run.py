@@ -83,6 +83,7 @@ class TrainRun:
         """
         if self._config_error is not None:
             raise ApplicationError(self._config_error, type="InvalidConfig", non_retryable=True)
+        narrator = asyncio.create_task(self._narrate())
         try:
             if self._resumed:
                 self._producer.start()
@@ -96,6 +97,9 @@ class TrainRun:
         except BaseException as error:
             await self._unwind(error)
             raise self._failure(error) from error
+        finally:
+            narrator.cancel()
+            self._show()
 
     # Life
 
@@ -142,17 +146,13 @@ class TrainRun:
 
     async def _train(self) -> None:
         state = self._state
-        while state.fatal is None and await self._step().run():
-            self._show()
+        while await self._step().run():
+            await self._producer.settle_fatal()
             version = state.admission.version
             if self._evaluations.due(version):
                 await self._evaluations.start(version)
             if self._history_is_long():
                 await self._continue_as_new()
-        if state.fatal is not None:
-            raise ApplicationError(
-                state.fatal.error, type=state.fatal.error_type, non_retryable=True
-            )
 
     def _step(self) -> OptimizerStep:
         return OptimizerStep(
@@ -276,6 +276,30 @@ class TrainRun:
             self._state.stop = True
             self._state.drain = request is not None and request.drain
 
+    @workflow.update(description="Go on after a fatal error whose cause has been mended.")
+    def resume(self) -> str:
+        """Clear the error that holds the run, and try what failed again."""
+        self._producer.resume()
+        return "resumed"
+
+    @resume.validator
+    def _check_resume(self) -> None:
+        self._check_held()
+
+    @workflow.update(description="Reject the row that failed, and go on.")
+    def skip_row(self) -> str:
+        """Clear the error that holds the run; its row counts as rejected."""
+        self._producer.skip_row()
+        return "skipped"
+
+    @skip_row.validator
+    def _check_skip_row(self) -> None:
+        self._check_held()
+
+    def _check_held(self) -> None:
+        if self._config_error is not None or self._state.fatal is None:
+            raise ValueError("the run isn't held: there is no error to go on from")
+
     @workflow.query(description="Where the run is.")
     def status(self) -> Status:
         state, config = self._state, self._config
@@ -309,7 +333,14 @@ class TrainRun:
 
     def _phase(self, phase: str, waiting_for: str) -> None:
         self._state.phase, self._state.waiting_for = phase, waiting_for
-        self._show()
+
+    async def _narrate(self) -> None:
+        """Keep what the UI shows in step with where the run is."""
+        state = self._state
+        while True:
+            self._show()
+            shown = (state.phase, state.waiting_for)
+            await workflow.wait_condition(lambda: (state.phase, state.waiting_for) != shown)  # noqa: B023
 
     def _show(self) -> None:
         """Current details in the UI, and what runs can be filtered by."""

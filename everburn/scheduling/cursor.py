@@ -52,6 +52,10 @@ class Cursor(BaseModel):
             raise ValueError(f"row {row} isn't out: {self!r}")
         self.returned.insert(place, row)
 
+    def withdraw(self, row: int) -> None:
+        """A row that waits to be issued again won't be: its fate can be settled now."""
+        self.returned.remove(row)
+
     def resolve(self, row: int) -> None:
         """The row's fate is final. Resolving a row twice is an error: each row has one fate."""
         if not 0 <= row < self.next or self.is_resolved(row) or row in self.returned:
