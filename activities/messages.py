@@ -139,8 +139,12 @@ class OptimStepped(Message):
 
 
 class Publish(Message):
+    """current: the version becomes the run's policy; false for an older one that is served again
+    because rollouts still use it."""
+
     lease: LeaseRef
     version: int
+    current: bool = True
 
 
 class Published(Message):
@@ -153,6 +157,19 @@ class SaveCheckpoint(Message):
     step: int
     version: int
     name: str
+
+
+class LoadCheckpoint(Message):
+    lease: LeaseRef
+    step: int
+    path: str
+
+
+class ReplayStep(Message):
+    """Apply the ledger's step again, on a lease that has the state before it."""
+
+    lease: LeaseRef
+    step: int
 
 
 class Saved(Message):

@@ -25,10 +25,12 @@ from activities.messages import (
     AcquireLease,
     LeaseGrant,
     LeaseRef,
+    LoadCheckpoint,
     OptimStep,
     OptimStepped,
     Publish,
     Published,
+    ReplayStep,
     SaveCheckpoint,
     Saved,
     SubmitGroups,
@@ -90,6 +92,7 @@ class TrainerActivities:
         with final_errors(TrainerUnavailableError):
             held = self._held.get(ref)
             if held is None:
+                await self._end_superseded(ref)
                 trainer = await self._open_trainer(stored_config(order.run))
                 held = self._serve(Lease(order.epoch, trainer), queue)
                 self._held[ref] = held
@@ -163,12 +166,34 @@ class TrainerActivities:
             lambda: _save_checkpoint(lease, order),
         )
 
+    @activity.defn
+    async def load_checkpoint(self, order: LoadCheckpoint) -> None:
+        lease = self._lease(order.lease)
+        await self._once(
+            lease,
+            order.lease,
+            order.step,
+            f"load {order.path}",
+            0,
+            lambda: lease.trainer.load_checkpoint(order.path),
+        )
+
+    @activity.defn
+    async def replay_step(self, order: ReplayStep) -> None:
+        lease = self._lease(order.lease)
+        await self._once(lease, order.lease, order.step, "replay", 0, lambda: _replay(lease, order))
+
     async def close(self) -> None:
         """End all leases: the process goes down, and its sessions with it."""
         for ref, held in list(self._held.items()):
             if held.stopping is None:
                 await held.lease.release()
             await (held.stopping or self._stop_serving(ref))
+
+    async def _end_superseded(self, ref: LeaseRef) -> None:
+        """Leases of the same run that this process still holds are of no use any more."""
+        for old in [held for held in self._held if held.run == ref.run and held.epoch < ref.epoch]:
+            await self.release_lease(old)
 
     def _serve(self, lease: "Lease", queue: str) -> _Held:
         worker = Worker(
@@ -181,6 +206,8 @@ class TrainerActivities:
                 self.optim_step,
                 self.publish,
                 self.save_checkpoint,
+                self.load_checkpoint,
+                self.replay_step,
             ],
             max_concurrent_activities=LEASE_SLOTS,
             graceful_shutdown_timeout=LEASE_GRACE,
@@ -278,7 +305,8 @@ async def _publish(lease: "Lease", order: Publish) -> Published:
     publication = Publication(
         version=order.version, epoch=lease.epoch, snapshot=snapshot.path, handle=snapshot.handle
     )
-    await asyncio.to_thread(publish, ArtifactStore.of(order.lease.run), publication)
+    store = ArtifactStore.of(order.lease.run)
+    await asyncio.to_thread(publish, store, publication, current=order.current)
     return Published(snapshot=snapshot.path, seconds=time.monotonic() - started)
 
 
@@ -301,3 +329,12 @@ async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
     )
     await asyncio.to_thread(record_checkpoint, ArtifactStore.of(order.lease.run), checkpoint)
     return Saved(path=path, seconds=time.monotonic() - started)
+
+
+async def _replay(lease: "Lease", order: ReplayStep) -> None:
+    from everburn.ledger import read_entry
+    from everburn.replay import replay_step
+    from everburn.store import ArtifactStore
+
+    store = ArtifactStore.of(order.lease.run)
+    await replay_step(store, lease.trainer, await asyncio.to_thread(read_entry, store, order.step))

@@ -87,6 +87,9 @@ class SimulatedTrainer:
     async def save_checkpoint(self, name: str) -> str:
         return f"simulated/{name}"
 
+    async def load_checkpoint(self, path: str) -> None:
+        pass
+
     async def probe(self) -> None:
         pass
 

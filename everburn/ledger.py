@@ -83,6 +83,11 @@ def find_entry(store: ArtifactStore, step: int) -> LedgerEntry | None:
     return None if found is None else LedgerEntry.model_validate(found)
 
 
+def read_entry(store: ArtifactStore, step: int) -> LedgerEntry:
+    """A committed step. Raises FileNotFoundError."""
+    return LedgerEntry.model_validate(store.get_json(ledger_key(step)))
+
+
 def read_ledger(store: ArtifactStore) -> list[LedgerEntry]:
     """All committed steps, in order."""
     return [LedgerEntry.model_validate(store.get_json(key)) for key in store.keys("ledger")]

@@ -90,6 +90,9 @@ def publication_key(version: int) -> str:
     return f"publications/{version:06d}.json"
 
 
+CURRENT_KEY = "publications/current.json"
+
+
 def checkpoint_key(step: int) -> str:
     return f"checkpoints/state-{step}.json"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from everburn.backends import api_key
 from everburn.config import RunConfig
 from everburn.failures import SnapshotGoneError, status_of
-from everburn.publications import find_publication
+from everburn.publications import Publication, serving
 from everburn.rollouts import PromptTooLongError
 from everburn.store import ArtifactStore
 
@@ -143,8 +143,9 @@ class Sampler:
     async def _call(
         self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
     ) -> Sample:
+        publication = self._publication(scope)
         try:
-            (completion,) = await self._sampler(scope).sample_with_prompt_tokens(
+            (completion,) = await self._sampler(publication).sample_with_prompt_tokens(
                 prompt, hotload_max_retries=0, **settings
             )
         except Exception as error:
@@ -159,17 +160,20 @@ class Sampler:
             raw_logprobs=completion.inference_logprobs,
             text=completion.text,
             finish_reason="length" if completion.finish_reason == "length" else "stop",
-            version=scope.version,
+            version=publication.version,
         )
 
-    def _sampler(self, scope: CompletionScope) -> "DeploymentSampler":
-        from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController
-
-        publication = find_publication(self._store, scope.version)
+    def _publication(self, scope: CompletionScope) -> Publication:
+        publication = serving(self._store, scope.version)
         if publication is None:
             raise SnapshotGoneError(
                 f"{scope.where}: policy version {scope.version} hasn't been published"
             )
+        return publication
+
+    def _sampler(self, publication: Publication) -> "DeploymentSampler":
+        from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController
+
         sampler = self._open.get(publication.handle)
         if sampler is None:
             client = FiretitanSamplingClient.from_sampler_handle(

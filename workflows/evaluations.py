@@ -4,6 +4,7 @@ Starts Evaluation children and waits for them where their snapshot is about to b
 Doesn't own how an evaluation runs (workflows/evaluation.py).
 """
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from temporalio import workflow
@@ -32,10 +33,14 @@ class Evaluations:
         """Whether a version is evaluated when it is published."""
         return version % self._config.evaluation_interval == 0
 
+    def wanted(self, version: int) -> bool:
+        """Whether a version can have an evaluation and hasn't had one."""
+        return self._config.evaluates and self._state.evaluated != version
+
     async def start(self, version: int) -> None:
-        """Start the evaluation of a version that is served now, unless it has had its own."""
+        """Start the evaluation of the version that is served now, unless it has had one."""
         state = self._state
-        if not self._config.evaluates or state.evaluated == version:
+        if not self.wanted(version):
             return
         state.evaluating = state.evaluated = version
         order = EvaluationOrder(
@@ -63,7 +68,7 @@ class Evaluations:
         if state.evaluating != report.version:
             return
         if report.error is not None:
-            state.notes.append(f"evaluation of version {report.version}: {report.error}"[:300])
+            state.note(f"evaluation of version {report.version}: {report.error}")
         if report.metrics:
             await self._recorder.record_evaluation(report.version, report.metrics)
         first = min(state.evaluations, default=report.version)
@@ -71,14 +76,20 @@ class Evaluations:
         state.evaluations = kept | {report.version: report.metrics}
         state.evaluating = None
 
-    async def finish(self) -> None:
-        """Wait for the evaluation that runs: its snapshot is about to be replaced."""
+    async def finish(self, interrupted: Callable[[], bool]) -> None:
+        """Wait for the evaluation that runs, or for an interruption.
+
+        Its snapshot is about to be replaced; and an evaluation whose snapshot died waits in turn
+        for the recovery that `interrupted` tells of.
+        """
         state = self._state
         if state.evaluating is None:
             return
         limit = timedelta(seconds=self._config.evaluation_timeout) + GRACE
         try:
-            await workflow.wait_condition(lambda: state.evaluating is None, timeout=limit)
+            await workflow.wait_condition(
+                lambda: state.evaluating is None or interrupted(), timeout=limit
+            )
         except TimeoutError:
-            state.notes.append(f"evaluation of version {state.evaluating} never reported")
+            state.note(f"evaluation of version {state.evaluating} never reported")
             state.evaluating = None

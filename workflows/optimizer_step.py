@@ -32,7 +32,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
     from workflows.records import Recorder
-    from workflows.state import RunState
+    from workflows.recovery import remember
+    from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import TrainerSession
 
 SAVE_ATTEMPTS = 2
@@ -191,7 +192,8 @@ class OptimizerStep:
     async def _finish_evaluation(self) -> None:
         """The current snapshot is about to be replaced: whoever evaluates it comes first."""
         self._phase("publishing", "the evaluation of the current version")
-        await self.evaluations.finish()
+        await self.evaluations.finish(lambda: self.trainer.lost)
+        self.trainer.check()
 
     async def _publish(self, updated: bool) -> Published:
         self._phase("publishing", "sampler weights")
@@ -228,8 +230,7 @@ class OptimizerStep:
                 saved = await save_checkpoint(self.trainer, self.state, self.number, attempt)
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
-                note = f"checkpoint of step {self.number}, attempt {attempt}: {cause}"
-                self.state.notes.append(note[:300])
+                self.state.note(f"checkpoint of step {self.number}, attempt {attempt}: {cause}")
                 continue
             metrics["checkpoint/wall_time"] = saved.seconds
             return saved.path
@@ -267,6 +268,9 @@ class OptimizerStep:
             state.again.pop(group.c, None)
         state.rejected.clear()
         state.step += 1
+        state.losses = 0
+        if checkpoint is not None:
+            remember(state, CheckpointAt(step=state.step, path=checkpoint))
         state.reward = committed.reward if committed.reward is not None else state.reward
 
     def _metrics(
@@ -298,6 +302,12 @@ class OptimizerStep:
                 "train/ppo_kl": -sum(r.log_ratio_sum for r in submitted) / tokens,
                 "train/ratio_mean": sum(r.ratio_sum for r in submitted) / tokens,
                 "train/clip_frac": sum(r.clipped for r in submitted) / tokens,
+            }
+        if self.state.epoch > 1:
+            values |= {
+                "recovery/leases": self.state.epoch,
+                "recovery/redone_steps": self.state.redone_steps,
+                "recovery/seconds": self.state.recovery_seconds,
             }
         if optimized is not None and "grad_norm" in optimized.metrics:
             values["train/grad_norm"] = optimized.metrics["grad_norm"]

@@ -14,8 +14,11 @@ from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor
 from everburn.scheduling.gauges import Gauges
 from everburn.scheduling.queue import GroupQueue
+from workflows.messages import LeaseEnded
 
 STATE_SCHEMA = 1
+MAX_NOTES = 10
+MAX_NOTE = 300
 
 
 class GroupOut(BaseModel):
@@ -24,6 +27,13 @@ class GroupOut(BaseModel):
     attempt: int
     version: int
     released: int = 0
+
+
+class CheckpointAt(BaseModel):
+    """An eligible checkpoint: trainer state and run state of the same step."""
+
+    step: int
+    path: str
 
 
 class RowHistory(BaseModel):
@@ -96,11 +106,20 @@ class RunState(BaseModel):
     reward: float | None = None
     step_seconds: float | None = None
     checkpoint: str | None = None
+    """What was saved last, eligible or not."""
+    checkpoints: list[CheckpointAt] = Field(default_factory=list)
+    """Those that recovery may start from, oldest first: state-0 and the last few."""
 
     # Lease
     epoch: int = 0
     """Of the last lease that was asked for; never reused."""
     grant: LeaseGrant | None = None
+    lease_end: LeaseEnded | None = None
+    """How the current lease ended, once it has."""
+    losses: int = 0
+    """Of the lease, since the last committed step."""
+    redone_steps: int = 0
+    recovery_seconds: float = 0.0
 
     # Evaluation
     evaluation_rows: int = 0
@@ -133,6 +152,10 @@ class RunState(BaseModel):
             queue=GroupQueue(batch_size=config.prompt_groups_per_step),
             gauges=Gauges.starting(now),
         )
+
+    def note(self, text: str) -> None:
+        """Something a person should know; the last few are kept."""
+        self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
 
     @property
     def batch_sealed(self) -> bool:

@@ -38,7 +38,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.producer import Producer
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
-    from workflows.state import RunState
+    from workflows.recovery import MAX_LOSSES, Recovery, remember
+    from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
 MAX_HISTORY = 3_000
@@ -71,6 +72,7 @@ class TrainRun:
         self._producer = Producer(state, config)
         self._trainer = TrainerSession(state)
         self._evaluations = Evaluations(state, config, self._recorder)
+        self._recovery = Recovery(state, self._trainer, self._producer)
 
     @workflow.run
     async def run(self, config: Any, state: RunState | None = None) -> RunResult:
@@ -113,12 +115,7 @@ class TrainRun:
         state.notes.extend(prepared.notes)
         state.cursor.total = prepared.rows * self._config.epochs
         state.evaluation_rows = prepared.evaluation_rows
-        self._phase("acquiring a trainer", "a trainer worker that opens a session")
-        await self._trainer.acquire()
-        self._phase("saving the initial state", "checkpoint state-0")
-        await save_checkpoint(self._trainer, state, step=0)
-        self._phase("publishing the initial policy", "sampler weights")
-        await self._publish_initial()
+        await self._first_lease()
         self._producer.record_sample(force=True)
         self._producer.start()
         await self._evaluations.start(state.admission.version)
@@ -135,6 +132,29 @@ class TrainRun:
         )
         return prepared
 
+    async def _first_lease(self) -> None:
+        """A session, its initial state saved, its policy published: a place to come back to.
+
+        Raises:
+            LeaseLostError: no session was to be had, or it was lost again and again.
+        """
+        state = self._state
+        for _ in range(MAX_LOSSES):
+            try:
+                self._phase("acquiring a trainer", "a trainer worker that opens a session")
+                await self._trainer.acquire()
+                self._phase("saving the initial state", "checkpoint state-0")
+                saved = await save_checkpoint(self._trainer, state, step=0)
+                self._phase("publishing the initial policy", "sampler weights")
+                await self._publish_initial()
+                remember(state, CheckpointAt(step=0, path=saved.path))
+                return
+            except LeaseLostError as error:
+                if state.grant is None:
+                    raise
+                loss = error
+        raise loss
+
     async def _publish_initial(self) -> None:
         published: Published = await self._trainer.run(
             TrainerActivities.publish,
@@ -146,13 +166,22 @@ class TrainRun:
 
     async def _train(self) -> None:
         state = self._state
-        while await self._step().run():
+        while await self._take_step():
             await self._producer.settle_fatal()
             version = state.admission.version
             if self._evaluations.due(version):
                 await self._evaluations.start(version)
             if self._history_is_long():
                 await self._continue_as_new()
+
+    async def _take_step(self) -> bool:
+        """One step, through as many lost leases as it takes; false if there is none to take."""
+        while True:
+            try:
+                return await self._step().run()
+            except LeaseLostError as loss:
+                await self._recovery.recover(loss)
+                await self._producer.settle_fatal()
 
     def _step(self) -> OptimizerStep:
         return OptimizerStep(
@@ -169,13 +198,8 @@ class TrainRun:
         state = self._state
         self._phase("finishing", "rollouts in flight")
         await self._end_groups()
-        if self._config.save_final_checkpoint and not self._checkpointed():
-            self._phase("finishing", "the final checkpoint")
-            await save_checkpoint(self._trainer, state, state.step)
-        self._phase("finishing", "the final evaluation")
-        await self._evaluations.finish()
-        await self._evaluations.start(state.admission.version)
-        await self._evaluations.finish()
+        await self._final_checkpoint()
+        await self._final_evaluation()
         self._producer.record_sample(force=True)
         await self._recorder.flush_producer_samples()
         await self._recorder.finish(state.admission.initial_version, state.admission.version)
@@ -184,12 +208,26 @@ class TrainRun:
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._phase("stopped" if state.stop else "completed", "")
 
-    def _checkpointed(self) -> bool:
-        """Whether the last checkpoint is of the last committed step."""
-        checkpoint = self._state.checkpoint
-        return checkpoint is not None and checkpoint.rsplit("/", 1)[-1].startswith(
-            f"state-{self._state.step}"
-        )
+    async def _final_checkpoint(self) -> None:
+        state = self._state
+        while self._config.save_final_checkpoint and state.checkpoints[-1].step != state.step:
+            self._phase("finishing", "the final checkpoint")
+            try:
+                saved = await save_checkpoint(self._trainer, state, state.step)
+                remember(state, CheckpointAt(step=state.step, path=saved.path))
+            except LeaseLostError as loss:
+                await self._recovery.recover(loss)
+                await self._producer.settle_fatal()
+
+    async def _final_evaluation(self) -> None:
+        state = self._state
+        self._phase("finishing", "the evaluation of the current version")
+        while state.evaluating is not None or self._evaluations.wanted(state.admission.version):
+            await self._evaluations.start(state.admission.version)
+            await self._evaluations.finish(lambda: self._trainer.lost)
+            if self._trainer.lost:
+                await self._recovery.recover(LeaseLostError("its session ended", "SessionEnded"))
+                await self._producer.settle_fatal()
 
     async def _end_groups(self) -> None:
         state = self._state

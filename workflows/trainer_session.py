@@ -6,6 +6,7 @@ lost, whatever the mutation itself does. Doesn't own what is mutated when.
 
 import asyncio
 import builtins
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -42,7 +43,6 @@ class LeaseLostError(Exception):
 class TrainerSession:
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._ended: LeaseEnded | None = None
         self._slots = asyncio.Semaphore(LEASE_SLOTS // 2)
 
     @property
@@ -51,7 +51,7 @@ class TrainerSession:
 
     @property
     def lost(self) -> bool:
-        return self._ended is not None
+        return self._state.lease_end is not None
 
     async def acquire(self) -> None:
         """Start a TrainerLease under the next epoch, and wait until it holds a session.
@@ -60,8 +60,9 @@ class TrainerSession:
             LeaseLostError: none was to be had.
         """
         state = self._state
+        await self._give_up()
         state.epoch += 1
-        state.grant, self._ended = None, None
+        state.grant, state.lease_end = None, None
         await workflow.start_child_workflow(
             TrainerLease.run,
             LeaseOrder(run=state.run, epoch=state.epoch),
@@ -79,13 +80,14 @@ class TrainerSession:
 
     def on_ended(self, message: LeaseEnded) -> None:
         if message.epoch == self._state.epoch:
-            self._ended = message
+            self._state.lease_end = message
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease is known to have ended."""
-        if self._ended is not None:
+        end = self._state.lease_end
+        if end is not None:
             raise LeaseLostError(
-                self._ended.error or "the lease ended", self._ended.error_type or TRAINER_STATE_LOST
+                end.error or "the lease ended", end.error_type or TRAINER_STATE_LOST
             )
 
     async def run(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
@@ -111,6 +113,7 @@ class TrainerSession:
             )
             await workflow.wait_condition(lambda: mutation.done() or self.lost)
         if not mutation.done():
+            mutation.add_done_callback(_outcome_is_moot)
             mutation.cancel()
             self.check()
         try:
@@ -129,6 +132,13 @@ class TrainerSession:
         except (ApplicationError, builtins.TimeoutError) as error:
             workflow.logger.warning("lease %s wasn't given back: %s", state.epoch, error)
 
+    async def _give_up(self) -> None:
+        """A lease in doubt is not used again; its holder may close the session."""
+        if self._state.grant is None or self.lost:
+            return
+        with contextlib.suppress(ApplicationError):
+            await workflow.get_external_workflow_handle(self._workflow_id).signal("release")
+
     @property
     def _workflow_id(self) -> str:
         return f"{self._state.run.id}/lease-{self._state.epoch}"
@@ -141,3 +151,9 @@ class TrainerSession:
         if isinstance(cause, TimeoutError):
             return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
         return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
+
+
+def _outcome_is_moot(mutation: "asyncio.Future[Any]") -> None:
+    """Look at an outcome that no longer matters, so that asyncio doesn't call it forgotten."""
+    if not mutation.cancelled():
+        mutation.exception()

@@ -82,6 +82,10 @@ class Trainer(Protocol):
         """Save weights and optimizer; returns the reference that loads them."""
         ...
 
+    async def load_checkpoint(self, path: str) -> None:
+        """Replace weights and optimizer by a saved state."""
+        ...
+
     async def probe(self) -> None:
         """Return if the session lives."""
         ...

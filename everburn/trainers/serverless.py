@@ -120,6 +120,10 @@ class ServerlessTrainer:
         with _translated("save_state"):
             return str((await self._client.save_state(name)).path)
 
+    async def load_checkpoint(self, path: str) -> None:
+        with _translated("load_state_with_optimizer"):
+            await self._client.load_state_with_optimizer(path)
+
     async def probe(self) -> None:
         with _translated("get_info"):
             await self._client.get_info_async()

@@ -1,0 +1,37 @@
+"""Replay: applying a committed step again, from what the ledger recorded of it.
+
+Owns the re-execution of recorded groups, submissions, order and hyper-parameters on a trainer
+session. Both recovery and `everburn verify` use it, so that what one proves the other relies on.
+Doesn't own which steps are replayed.
+"""
+
+import asyncio
+
+from everburn.learning.datums import Datum, group_datums
+from everburn.learning.group import GroupManifest
+from everburn.learning.submissions import SubmissionManifest
+from everburn.ledger import LedgerEntry
+from everburn.store import ArtifactStore
+from everburn.trainers import Trainer
+
+
+async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry) -> None:
+    """Apply the step to a session that holds the state after its predecessor.
+
+    Raises:
+        CorruptArtifactError: a recorded file has changed.
+        TrainerStateLostError, TrainerRejectedError
+    """
+    pending = []
+    for ref in entry.submissions:
+        manifest = SubmissionManifest.model_validate(store.get_json(ref))
+        datums = await asyncio.to_thread(_datums, store, manifest)
+        pending.append(trainer.forward_backward(datums, entry.loss, entry.loss_config))
+    await asyncio.gather(*pending)
+    if entry.updated:
+        await trainer.optim_step(entry.adam)
+
+
+def _datums(store: ArtifactStore, manifest: SubmissionManifest) -> list[Datum]:
+    groups = (GroupManifest.model_validate(store.get_json(ref)) for ref in manifest.groups)
+    return group_datums(store, groups)

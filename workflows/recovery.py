@@ -1,0 +1,124 @@
+"""Recovery: from a lost trainer session back to the state after the last committed step.
+
+Owns the sequence: a new lease, the newest checkpoint that loads, the ledger's steps since, the
+publications that rollouts need. No rollout is sampled again; the interrupted step is run again
+from the groups in the queue. Doesn't own how the loss was noticed (trainer_session.py).
+"""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
+    from activities.trainer import TrainerActivities
+    from everburn.refs import encode_groups
+    from workflows.producer import Producer
+    from workflows.state import CheckpointAt, Fatal, RunState
+    from workflows.trainer_session import LeaseLostError, TrainerSession
+
+MAX_LOSSES = 3
+"""Losses at one step, after which the step itself is suspected: a datum may be the killer."""
+BACKOFF = (1, 2, 5, 10, 30)
+"""Seconds between attempts to get a session."""
+
+
+class Recovery:
+    def __init__(self, state: RunState, trainer: TrainerSession, producer: Producer) -> None:
+        self._state = state
+        self._trainer = trainer
+        self._producer = producer
+
+    async def recover(self, loss: LeaseLostError) -> None:
+        """Restore the trainer, whatever it takes; the run's fatal error is set where it can't be.
+
+        Admission is closed until weights and version are live again.
+        """
+        state, started = self._state, workflow.time()
+        self._producer.open = False
+        state.losses += 1
+        attempts = 0
+        while not self._suspicious(loss):
+            state.phase = f"recovering from a lost lease ({loss})"
+            try:
+                await self._restore()
+                break
+            except LeaseLostError as error:
+                loss = error
+                if state.grant is None:
+                    # No session was to be had: that says nothing about the step.
+                    state.waiting_for = f"a trainer session: {error}"
+                    await workflow.sleep(BACKOFF[min(attempts, len(BACKOFF) - 1)])
+                    attempts += 1
+                else:
+                    state.losses += 1
+        state.queue.restart()
+        state.recovery_seconds += workflow.time() - started
+        self._producer.start()
+
+    def _suspicious(self, loss: LeaseLostError) -> bool:
+        state = self._state
+        if state.losses < MAX_LOSSES:
+            return False
+        groups = encode_groups([group.key for group in state.queue.batch])
+        state.fatal = state.fatal or Fatal(
+            error=f"step {state.step + 1} lost its trainer {state.losses} times; its rows are "
+            f"{groups or 'not yet complete'}; the last loss: {loss}",
+            error_type="StepKillsTrainer",
+        )
+        state.losses = 0
+        return True
+
+    async def _restore(self) -> None:
+        state = self._state
+        state.waiting_for = "a trainer session"
+        await self._trainer.acquire()
+        checkpoint = await self._load()
+        for step in range(checkpoint + 1, state.step + 1):
+            state.waiting_for = f"the replay of step {step} of {state.step}"
+            await self._trainer.run(
+                TrainerActivities.replay_step,
+                ReplayStep(lease=self._trainer.ref, step=step),
+                f"replay step {step}",
+            )
+            state.redone_steps += 1
+            if step in self._versions_in_use():
+                await self._publish(step, current=False)
+        published = await self._publish(state.admission.version, current=True)
+        state.snapshot = published.snapshot
+
+    async def _load(self) -> int:
+        """Load the newest checkpoint that loads; returns its step."""
+        state = self._state
+        for checkpoint in reversed(state.checkpoints):
+            state.waiting_for = f"checkpoint {checkpoint.path}"
+            order = LoadCheckpoint(
+                lease=self._trainer.ref, step=checkpoint.step, path=checkpoint.path
+            )
+            try:
+                await self._trainer.run(
+                    TrainerActivities.load_checkpoint, order, f"load {checkpoint.path}"
+                )
+                return checkpoint.step
+            except ActivityError as error:
+                cause = getattr(error.cause, "message", str(error.cause))
+                state.note(f"{checkpoint.path} doesn't load, an older one is tried: {cause}")
+        raise LeaseLostError("no checkpoint of the run can be loaded", "NoCheckpoint")
+
+    def _versions_in_use(self) -> set[int]:
+        """Versions before the current one that rollouts in flight sample from."""
+        current = self._state.admission.version
+        return {out.version for out in self._state.out.values() if out.version != current}
+
+    async def _publish(self, version: int, *, current: bool) -> Published:
+        self._state.waiting_for = f"sampler weights of policy v{version}"
+        published: Published = await self._trainer.run(
+            TrainerActivities.publish,
+            Publish(lease=self._trainer.ref, version=version, current=current),
+            f"publish policy v{version} again",
+        )
+        return published
+
+
+def remember(state: RunState, checkpoint: CheckpointAt) -> None:
+    """A checkpoint is eligible from now on; the first and the last few are kept in mind."""
+    state.checkpoints = [*state.checkpoints[:1], *state.checkpoints[1:][-2:], checkpoint]
