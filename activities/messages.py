@@ -235,6 +235,38 @@ class Committed(Message):
     kept_groups: int
 
 
+class Reconcile(Message):
+    """Whom a run waits for: groups, the lease of `epoch`, the evaluation of `version`."""
+
+    run: RunRef
+    groups: str
+    lease: str | None
+    """Workflow id."""
+    evaluation: str | None
+    """Workflow id."""
+
+
+class FinishedGroup(Message):
+    """A group whose manifest is in the store."""
+
+    key: GroupKey
+    version: int
+    fate: str
+    survivors: int
+    datums: int
+    reward_sum: float
+
+
+class Reconciled(Message):
+    """What has ended without the run having heard of it."""
+
+    finished: list[FinishedGroup]
+    dead: str
+    """Groups whose workflow is closed, and which left nothing."""
+    lease_closed: bool
+    evaluation_closed: bool
+
+
 class RecordProducer(Message):
     run: RunRef
     samples: list[ProducerSample]

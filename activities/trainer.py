@@ -36,6 +36,7 @@ from activities.messages import (
     SubmitGroups,
     Submitted,
 )
+from activities.reconciliation import is_open
 
 if TYPE_CHECKING:
     from everburn.config import RunConfig
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL = 5.0
 """Seconds between looks whether the session still lives, also while nothing trains."""
+PROBE_TIMEOUT = 30.0
+"""Seconds; a server under load answers late, a dead one never."""
 LEASE_GRACE = timedelta(seconds=5)
 """For activities of a released lease to report their results."""
 LEASE_SLOTS = 64
@@ -109,6 +112,9 @@ class TrainerActivities:
         lease = self._lease(ref)
         while lease.ended is None:
             await self._probe(lease)
+            if not await is_open(self._client, ref.run.id):
+                # A terminated run can't give its session back.
+                await lease.release()
             await lease.wait_ended(PROBE_INTERVAL)
         if not lease.released:
             raise application_error(lease.ended, kind=TRAINER_STATE_LOST)
@@ -233,9 +239,13 @@ class TrainerActivities:
         from everburn.trainers import TrainerStateLostError
 
         try:
-            await lease.trainer.probe()
+            await asyncio.wait_for(lease.trainer.probe(), PROBE_TIMEOUT)
         except TrainerStateLostError as error:
             await lease.end(error)
+        except TimeoutError:
+            await lease.end(
+                TrainerStateLostError(f"the session didn't answer within {PROBE_TIMEOUT:g} s")
+            )
 
     async def _once(
         self,

@@ -54,6 +54,11 @@ class GroupKey(Ref):
         return cls(cursor=int(cursor), attempt=int(attempt or 0))
 
 
+def group_workflow_id(run: str, key: GroupKey) -> str:
+    """The id of a group's workflow: unique over the run's whole life."""
+    return f"{run}/row-{key.cursor}.{key.attempt}"
+
+
 RolloutStatus = Literal["succeeded", "dropped", "failed"]
 """`dropped`: the rollout function returned None. `failed`: recoverable failures used up."""
 

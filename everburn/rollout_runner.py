@@ -6,6 +6,7 @@ loop it runs on (user_loop.py) or what a group makes of it (learning/group.py).
 """
 
 import asyncio
+import copy
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +149,7 @@ class RolloutRunner:
         started = time.monotonic()
         wanted = {name: value for name, value in context.items() if name in self._wanted}
         # A copy: user code may change its row, and the next completion gets the same one.
-        result = await asyncio.wait_for(self._rollout_fn(dict(row), **wanted), timeout)
+        result = await asyncio.wait_for(self._rollout_fn(copy.deepcopy(row), **wanted), timeout)
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)

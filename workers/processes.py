@@ -14,6 +14,7 @@ from typing import Literal
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
 from activities.rollouts import RolloutActivities
 from activities.trainer import TrainerActivities
@@ -41,6 +42,7 @@ async def connect(address: str, namespace: str) -> Client:
 def orchestrator(client: Client) -> Worker:
     """Workflows, and the light activities on the run's records."""
     records = RecordActivities(client)
+    reconciliation = ReconciliationActivities(client)
     return Worker(
         client,
         task_queue=ORCHESTRATOR_QUEUE,
@@ -52,6 +54,8 @@ def orchestrator(client: Client) -> Worker:
             records.record_evaluation,
             records.carry_publication,
             records.finish_run,
+            reconciliation.reconcile,
+            reconciliation.run_is_open,
         ],
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         graceful_shutdown_timeout=GRACE,

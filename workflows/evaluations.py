@@ -37,6 +37,12 @@ class Evaluations:
         """Whether a version can have an evaluation and hasn't had one."""
         return self._config.evaluates and self._state.evaluated != version
 
+    @property
+    def workflow_id(self) -> str | None:
+        """Of the evaluation that runs."""
+        version = self._state.evaluating
+        return None if version is None else f"{self._state.run.id}/eval-{version}"
+
     async def start(self, version: int) -> None:
         """Start the evaluation of the version that is served now, unless it has had one."""
         state = self._state

@@ -18,7 +18,7 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from activities.messages import PRODUCER_METRICS, ProducerSample
     from everburn.config import RunConfig
-    from everburn.refs import GroupKey
+    from everburn.refs import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
     from workflows.messages import GroupOrder, GroupReport, Released
     from workflows.prompt_group import OVERTIME, PromptGroup
@@ -80,6 +80,7 @@ class Producer:
         if out is None:
             return
         del state.out[report.key.cursor]
+        state.progress_at = workflow.time()
         state.admission.release(self._config.completions_per_prompt - out.released)
         state.counters.trajectory_drops += report.drops
         state.counters.recoverable_errors += sum(report.failures)
@@ -218,11 +219,13 @@ class Producer:
         """A child that ended without reporting (terminated, timed out) is run again."""
         if not child.cancelled() and child.exception() is None:
             return
-        if self._out(key) is not None:
-            workflow.logger.warning("group %s ended without a report; it is run again", key.text)
-            self._rerun(key)
+        self.on_group_dead(key)
 
-    def _rerun(self, key: GroupKey) -> None:
+    def on_group_dead(self, key: GroupKey) -> None:
+        """A group's workflow ended without leaving anything: the row is run again."""
+        if self._out(key) is None:
+            return
+        workflow.logger.warning("group %s ended without a report; it is run again", key.text)
         out = self._state.out.pop(key.cursor)
         self._state.admission.release(self._config.completions_per_prompt - out.released)
         self._again(key)
@@ -318,7 +321,3 @@ class Producer:
         values |= self._gauge_values()
         values |= {f"{name}_total": n for name, n in state.counters.model_dump().items()}
         return [values.get(name) for name in PRODUCER_METRICS]
-
-
-def group_workflow_id(run: str, key: GroupKey) -> str:
-    return f"{run}/row-{key.cursor}.{key.attempt}"

@@ -27,11 +27,12 @@ with workflow.unsafe.imports_passed_through():
         WORKER_UNFIT,
     )
     from activities.messages import CompleteGroup, RolloutOrder
+    from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, ROW, RUN
     from everburn.refs import RolloutOutcome
     from workflows.messages import GroupOrder, GroupReport, Released
-    from workflows.queues import ROLLOUT_QUEUE
+    from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 OVERTIME = timedelta(seconds=60)
@@ -65,7 +66,16 @@ class PromptGroup:
                     POLICY_VERSION.value_set(order.version),
                 ]
             )
-        await self._report(await self._to_the_end())
+        work = asyncio.create_task(self._to_the_end())
+        watch = asyncio.create_task(self._cancel_if_orphaned(work))
+        try:
+            report = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.cancel()
+            report = await asyncio.shield(work)
+        finally:
+            watch.cancel()
+        await self._report(report)
 
     async def _to_the_end(self) -> GroupReport:
         key, version = self._order.key, self._order.version
@@ -90,6 +100,23 @@ class PromptGroup:
                 error=getattr(cause, "message", str(cause)),
                 error_type=getattr(cause, "type", None) or type(cause).__name__,
             )
+
+    async def _cancel_if_orphaned(self, work: "asyncio.Task[GroupReport]") -> None:
+        """A terminated run can't cancel its groups: they look for it themselves, ever more rarely,
+        since each look costs events."""
+        for wait in (60, 120, 240, *[600] * 1000):
+            await workflow.sleep(wait, summary="does the run still exist?")
+            is_open = await workflow.execute_activity_method(
+                ReconciliationActivities.run_is_open,
+                self._order.run,
+                task_queue=ORCHESTRATOR_QUEUE,
+                start_to_close_timeout=timedelta(minutes=1),
+                summary="does the run still exist?",
+            )
+            if not is_open:
+                workflow.logger.warning("run %s is gone; its work is cancelled", self._order.run.id)
+                work.cancel()
+                return
 
     async def _complete(self, completion: int) -> None:
         """One completion to its terminal record, through retries. Raises what is fatal."""

@@ -130,6 +130,9 @@ class RunState(BaseModel):
     evaluations: dict[int, dict[str, float]] = Field(default_factory=dict)
     """Metrics of the first and the last evaluation."""
 
+    progress_at: float = 0.0
+    """When anything moved last."""
+
     # Controls
     stop: bool = False
     drain: bool = False
@@ -142,6 +145,7 @@ class RunState(BaseModel):
             run=run,
             started_at=now,
             published_at=now,
+            progress_at=now,
             admission=Admission(
                 group=config.completions_per_prompt,
                 batch=config.batch_samples,

@@ -41,6 +41,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.recovery import MAX_LOSSES, Recovery, remember
     from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
+    from workflows.watchdog import Watchdog
 
 MAX_HISTORY = 3_000
 """Events after which the run continues as new: replay costs 0.4 ms per event, and it is part of
@@ -72,6 +73,7 @@ class TrainRun:
         self._producer = Producer(state, config)
         self._trainer = TrainerSession(state)
         self._evaluations = Evaluations(state, config, self._recorder)
+        self._watchdog = Watchdog(state, self._producer, self._trainer, self._evaluations)
         self._recovery = Recovery(state, self._trainer, self._producer)
 
     @workflow.run
@@ -85,7 +87,10 @@ class TrainRun:
         """
         if self._config_error is not None:
             raise ApplicationError(self._config_error, type="InvalidConfig", non_retryable=True)
-        narrator = asyncio.create_task(self._narrate())
+        company = [
+            asyncio.create_task(self._narrate()),
+            asyncio.create_task(self._watchdog.watch()),
+        ]
         try:
             if self._resumed:
                 self._producer.start()
@@ -100,7 +105,8 @@ class TrainRun:
             await self._unwind(error)
             raise self._failure(error) from error
         finally:
-            narrator.cancel()
+            for task in company:
+                task.cancel()
             self._show()
 
     # Life
@@ -275,7 +281,10 @@ class TrainRun:
         """Between two steps; children run on, and report to whoever has the run's id."""
         await workflow.wait_condition(
             lambda: (
-                self._producer.settled and self._recorder.idle and workflow.all_handlers_finished()
+                self._producer.settled
+                and self._recorder.idle
+                and not self._watchdog.looking
+                and workflow.all_handlers_finished()
             )
         )
         workflow.continue_as_new(args=[self._config.model_dump(mode="json"), self._state])

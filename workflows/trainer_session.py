@@ -66,7 +66,7 @@ class TrainerSession:
         await workflow.start_child_workflow(
             TrainerLease.run,
             LeaseOrder(run=state.run, epoch=state.epoch),
-            id=self._workflow_id,
+            id=self.workflow_id,
             parent_close_policy=ParentClosePolicy.ABANDON,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             static_summary=f"trainer lease, epoch {state.epoch}",
@@ -81,6 +81,15 @@ class TrainerSession:
     def on_ended(self, message: LeaseEnded) -> None:
         if message.epoch == self._state.epoch:
             self._state.lease_end = message
+
+    def on_closed(self) -> None:
+        """The lease's workflow is closed, whatever it meant to say."""
+        if not self.lost:
+            self._state.lease_end = LeaseEnded(
+                epoch=self._state.epoch,
+                error="the lease's workflow was ended",
+                error_type=TRAINER_STATE_LOST,
+            )
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease is known to have ended."""
@@ -127,7 +136,7 @@ class TrainerSession:
         if state.epoch == 0 or self.lost:
             return
         try:
-            await workflow.get_external_workflow_handle(self._workflow_id).signal("release")
+            await workflow.get_external_workflow_handle(self.workflow_id).signal("release")
             await workflow.wait_condition(lambda: self.lost, timeout=RELEASE_TIMEOUT)
         except (ApplicationError, builtins.TimeoutError) as error:
             workflow.logger.warning("lease %s wasn't given back: %s", state.epoch, error)
@@ -137,10 +146,10 @@ class TrainerSession:
         if self._state.grant is None or self.lost:
             return
         with contextlib.suppress(ApplicationError):
-            await workflow.get_external_workflow_handle(self._workflow_id).signal("release")
+            await workflow.get_external_workflow_handle(self.workflow_id).signal("release")
 
     @property
-    def _workflow_id(self) -> str:
+    def workflow_id(self) -> str:
         return f"{self._state.run.id}/lease-{self._state.epoch}"
 
     def _lost_by(self, error: ActivityError) -> Exception:

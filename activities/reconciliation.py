@@ -1,0 +1,78 @@
+"""Activities that compare what a run waits for with what there is: store and child workflows.
+
+A lost signal, a terminated child or one that died heals here.
+"""
+
+import asyncio
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.failure_types import final_errors
+from activities.messages import FinishedGroup, Reconcile, Reconciled
+from everburn.learning.group import find_group
+from everburn.refs import GroupKey, RunRef, decode_groups, encode_groups, group_workflow_id
+from everburn.store import ArtifactStore, StoreError
+
+MAX_FINISHED = 10
+"""Groups that one answer brings: more wait for the next look, since answers stay small."""
+
+
+class ReconciliationActivities:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @activity.defn
+    async def reconcile(self, order: Reconcile) -> Reconciled:
+        """Look up everything that the run waits for."""
+        store = ArtifactStore.of(order.run)
+        finished: list[FinishedGroup] = []
+        dead: list[GroupKey] = []
+        for key in decode_groups(order.groups):
+            with final_errors(StoreError):
+                found = await asyncio.to_thread(_finished, store, key)
+            if found is not None:
+                finished.append(found)
+            elif not await self._is_open(group_workflow_id(order.run.id, key)):
+                dead.append(key)
+        return Reconciled(
+            finished=finished[:MAX_FINISHED],
+            dead=encode_groups(dead),
+            lease_closed=order.lease is not None and not await self._is_open(order.lease),
+            evaluation_closed=order.evaluation is not None
+            and not await self._is_open(order.evaluation),
+        )
+
+    @activity.defn
+    async def run_is_open(self, run: RunRef) -> bool:
+        """Whether somebody still waits for what a child of the run does."""
+        return await self._is_open(run.id)
+
+    async def _is_open(self, workflow_id: str) -> bool:
+        return await is_open(self._client, workflow_id)
+
+
+async def is_open(client: Client, workflow_id: str) -> bool:
+    """Whether a workflow of this id is running now."""
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return description.status == WorkflowExecutionStatus.RUNNING
+
+
+def _finished(store: ArtifactStore, key: GroupKey) -> FinishedGroup | None:
+    manifest = find_group(store, key)
+    if manifest is None:
+        return None
+    return FinishedGroup(
+        key=key,
+        version=manifest.version,
+        fate=manifest.fate,
+        survivors=len(manifest.members),
+        datums=manifest.datums,
+        reward_sum=sum(manifest.rewards),
+    )

@@ -1,0 +1,353 @@
+"""The artifact store: whole values or none, digests, and what happens when a disk is full."""
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pandas as pd
+import pyarrow as pa
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from everburn.refs import RunRef, StoredRef
+from everburn.store import ArtifactStore, CorruptArtifactError, StoreError, StoreFullError, digest
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(str(tmp_path / "run"))
+
+
+@pytest.fixture(params=["folder", "file://", "memory://"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ArtifactStore]:
+    """The same store in a folder, by URL, and in an object store (in memory)."""
+    folder = str(tmp_path / "run")
+    yield ArtifactStore(folder if request.param == "folder" else request.param + folder)
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_a_value_is_found_again_by_its_key(store: ArtifactStore):
+    ref = store.put("groups/row-1/data.bin", b"\x00value")
+    assert ref == StoredRef(key="groups/row-1/data.bin", sha256=digest(b"\x00value"))
+    assert store.get(ref) == store.get("groups/row-1/data.bin") == b"\x00value"
+
+
+def test_a_reference_can_be_made_of_what_a_key_holds(store: ArtifactStore):
+    ref = store.put("data", b"value")
+    assert store.ref("data") == ref
+    with pytest.raises(FileNotFoundError):
+        store.ref("nothing")
+
+
+def test_a_value_can_be_written_again(store: ArtifactStore):
+    first = store.put("data", b"first, longer")
+    second = store.put("data", b"second")
+    assert first != second
+    assert store.get("data") == b"second"
+
+
+def test_a_digest_is_a_sha256_of_the_bytes():
+    assert digest(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_missing_key_is_named(store: ArtifactStore):
+    assert not store.exists("a/b")
+    assert store.find_json("a/b") is None
+    with pytest.raises(FileNotFoundError, match="run/a/b isn't in the store"):
+        store.get("a/b")
+    with pytest.raises(FileNotFoundError, match="run/a/b isn't in the store"):
+        store.get(StoredRef(key="a/b", sha256="0" * 64))
+
+
+def test_changed_bytes_are_noticed_where_a_digest_was_recorded(store: ArtifactStore):
+    ref = store.put("data", b"recorded")
+    store.put("data", b"tampered")
+    assert store.get("data") == b"tampered"
+    with pytest.raises(CorruptArtifactError) as caught:
+        store.get(ref)
+    assert str(caught.value) == (
+        f"{store.path('data')} has changed since it was recorded: its sha256 is "
+        f"{digest(b'tampered')}, recorded was {ref.sha256}"
+    )
+
+
+def test_a_truncated_file_is_noticed(local: ArtifactStore):
+    ref = local.put("data", b"x" * 1000)
+    os.truncate(local.path("data"), 999)
+    with pytest.raises(CorruptArtifactError):
+        local.get(ref)
+
+
+def test_json_is_written_for_readers_and_read_back(store: ArtifactStore):
+    value = {"step": 3, "names": ["a", "ä"], "nothing": None, "loss": 0.1}
+    ref = store.put_json("steps/3.json", value)
+    assert store.get_json(ref) == store.find_json("steps/3.json") == value
+    assert store.get("steps/3.json").count(b"\n") > 4
+
+
+def test_json_without_a_value_is_refused_before_anything_is_written(store: ArtifactStore):
+    with pytest.raises(ValueError, match="Out of range float values"):
+        store.put_json("metrics.json", {"loss": float("nan")})
+    assert not store.exists("metrics.json")
+
+
+def test_a_table_is_read_back_row_by_row_and_by_pandas(store: ArtifactStore, tmp_path: Path):
+    schema = pa.schema([("tokens", pa.list_(pa.int32())), ("reward", pa.float64())])
+    columns = {"tokens": [[1, 2, 3], [4]], "reward": [1.0, -0.5]}
+    ref = store.put_table("rollouts/a.parquet", columns, schema)
+    assert store.get_table(ref) == [
+        {"tokens": [1, 2, 3], "reward": 1.0},
+        {"tokens": [4], "reward": -0.5},
+    ]
+    frame = pd.read_parquet(io.BytesIO(store.get(ref)))
+    assert frame.reward.tolist() == [1.0, -0.5]
+    assert frame.tokens.map(list).tolist() == [[1, 2, 3], [4]]
+
+
+def test_a_table_of_the_wrong_type_is_refused(store: ArtifactStore):
+    with pytest.raises(pa.ArrowInvalid):
+        store.put_table("a.parquet", {"n": ["text"]}, pa.schema([("n", pa.int32())]))
+    assert not store.exists("a.parquet")
+
+
+def test_keys_of_a_folder_are_listed_sorted(store: ArtifactStore):
+    for name in ("000010", "000002", "000001"):
+        store.put(f"ledger/{name}.json", b"{}")
+    store.put("ledger/deeper/x", b"")
+    store.put("other/y", b"")
+    assert store.keys("ledger") == [
+        "ledger/000001.json",
+        "ledger/000002.json",
+        "ledger/000010.json",
+        "ledger/deeper",
+    ]
+    assert store.keys("none") == []
+
+
+def test_lines_are_appended(store: ArtifactStore):
+    store.append_lines("metrics.jsonl", ['{"a": 1}'])
+    store.append_lines("metrics.jsonl", [])
+    store.append_lines("metrics.jsonl", ['{"b": "ä"}', '{"c": 3}'])
+    assert store.get("metrics.jsonl").decode() == '{"a": 1}\n{"b": "ä"}\n{"c": 3}\n'
+
+
+def test_lines_are_appended_in_a_new_folder(store: ArtifactStore):
+    store.append_lines("streams/steps/metrics.jsonl", ["{}"])
+    assert store.keys("streams/steps") == ["streams/steps/metrics.jsonl"]
+
+
+def test_a_line_that_a_crash_cut_off_doesnt_spoil_the_next(local: ArtifactStore):
+    local.append_lines("metrics.jsonl", ['{"step": 1}'])
+    with Path(local.path("metrics.jsonl")).open("ab") as file:
+        file.write(b'{"step": 2, "lo')
+    local.append_lines("metrics.jsonl", ['{"step": 2}', '{"step": 3}'])
+    whole = []
+    for line in local.get("metrics.jsonl").splitlines():
+        try:
+            whole.append(json.loads(line)["step"])
+        except json.JSONDecodeError:
+            assert line == b'{"step": 2, "lo'
+    assert whole == [1, 2, 3]
+
+
+def test_the_store_of_a_run_is_its_folder(tmp_path: Path):
+    run = RunRef(store=f"{tmp_path}/", id="arith-1")
+    store = ArtifactStore.of(run)
+    assert store.path("config.json") == f"{tmp_path}/arith-1/config.json"
+    assert ArtifactStore.of(RunRef(store=f"{tmp_path}", id="arith-1")) is store
+
+
+def test_other_users_can_read_what_was_written(local: ArtifactStore):
+    local.put("data", b"")
+    assert Path(local.path("data")).stat().st_mode & 0o777 == 0o644
+
+
+# Object stores keep listings
+
+
+class RemembersListings(MemoryFileSystem):
+    """An object store's client as s3fs and gcsfs are: a listing that was made once is answered
+    from memory, and so is whether a file exists."""
+
+    protocol = "remembers"
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("remembers://", "memory://")))
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        path = self._strip_protocol(path)
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path, detail=True)
+        found = self.dircache.get(path) or super().ls(path, detail=True)
+        return found if detail else [each["name"] for each in found]
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        path = self._strip_protocol(path)
+        try:
+            if self._ls_from_cache(path) is not None:
+                return True
+        except FileNotFoundError:
+            return False
+        return super().exists(path, **kwargs)
+
+
+def test_what_another_process_writes_later_is_seen():
+    fsspec.register_implementation("remembers", RemembersListings, clobber=True)
+    reader = ArtifactStore("remembers://bucket/run")
+    writer = ArtifactStore("memory://bucket/run")
+    writer.put("groups/a.json", b"{}")
+    assert reader.keys("groups") == ["groups/a.json"]
+    writer.put("groups/b.json", b"{}")
+    assert reader.exists("groups/b.json")
+    assert reader.keys("groups") == ["groups/a.json", "groups/b.json"]
+    MemoryFileSystem.store.clear()
+
+
+# Atomicity: real processes
+
+
+WRITER = """
+    import resource, signal, sys
+    from everburn.store import ArtifactStore
+    store = ArtifactStore(sys.argv[1])
+"""
+OLD, NEW = b"o" * 3_000_000, b"n" * 3_000_000
+
+
+def start_writer(store: ArtifactStore, code: str) -> "subprocess.Popen[str]":
+    program = textwrap.dedent(WRITER) + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-c", program, store.folder], stdout=subprocess.PIPE, text=True
+    )
+
+
+def leftovers(store: ArtifactStore, folder: str) -> list[Path]:
+    return sorted(Path(store.path(folder)).glob(".*"))
+
+
+def test_a_writer_killed_in_the_middle_of_a_write_leaves_the_old_value(local: ArtifactStore):
+    """The kernel kills it at its first byte beyond one megabyte."""
+    ref = local.put("folder/data", OLD)
+    writer = start_writer(
+        local,
+        """
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+        store.put("folder/data", b"n" * 3_000_000)
+        """,
+    )
+    assert writer.wait(timeout=30) == -signal.SIGXFSZ
+    assert [path.stat().st_size for path in leftovers(local, "folder")] == [1_000_000]
+    assert local.get(ref) == OLD
+    assert local.keys("folder") == ["folder/data"]
+    assert local.put("folder/data", NEW).key == "folder/data"
+    assert local.get("folder/data") == NEW
+
+
+def test_a_reader_beside_a_busy_writer_never_sees_a_part(local: ArtifactStore):
+    local.put("folder/data", OLD)
+    writer = start_writer(
+        local,
+        """
+        print("writing", flush=True)
+        while True:
+            for letter in (b"n", b"o"):
+                store.put("folder/data", letter * 3_000_000)
+        """,
+    )
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        reads, seen = 0, set()
+        deadline = time.monotonic() + 30
+        while (reads < 50 or len(seen) < 2) and time.monotonic() < deadline:
+            data = local.get("folder/data")
+            assert data in (OLD, NEW)
+            reads += 1
+            seen.add(data)
+        assert seen == {OLD, NEW}, "the writer was at work meanwhile"
+    finally:
+        writer.kill()
+        writer.wait(timeout=30)
+    assert local.get("folder/data") in (OLD, NEW)
+    assert local.keys("folder") == ["folder/data"]
+
+
+# A full disk
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk that has room for ten bytes more."""
+
+    def write(self, data: Any) -> int:
+        super().write(bytes(data)[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Whatever is opened meanwhile has no room. Replaced is the boundary to the operating system:
+    filling a real disk isn't a test's business."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdopen", lambda descriptor, mode: FullDisk(descriptor, mode))
+        patch.setattr(Path, "open", lambda path, mode: FullDisk(path, mode))
+        yield
+
+
+def test_a_full_disk_is_reported_as_such_and_leaves_the_old_value(local: ArtifactStore):
+    ref = local.put("folder/data", b"old value")
+    with full_disk(), pytest.raises(StoreFullError) as caught:
+        local.put("folder/data", b"new value, longer than ten bytes")
+    assert str(caught.value) == f"can't write {local.path('folder/data')}: No space left on device"
+    assert local.get(ref) == b"old value"
+    assert leftovers(local, "folder") == []
+
+
+def test_lines_can_be_appended_once_a_full_disk_has_space_again(local: ArtifactStore):
+    lines = ['{"step": 1}', '{"step": 2, "loss": 0.5}']
+    local.append_lines("metrics.jsonl", lines[:1])
+    with (
+        full_disk(),
+        pytest.raises(StoreFullError, match=r"can't write .*\.jsonl: No space"),
+    ):
+        local.append_lines("metrics.jsonl", lines[1:])
+    local.append_lines("metrics.jsonl", lines[1:])
+    found = local.get("metrics.jsonl").decode().splitlines()
+    assert [line for line in found if line in lines] == lines
+
+
+def test_a_full_object_store_is_reported_as_such(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    with pytest.raises(StoreFullError, match=r"can't write /bucket/run/data: Disk quota exceeded"):
+        ArtifactStore("memory://bucket/run").put("data", b"value")
+
+
+def test_any_other_failed_write_is_a_store_error(local: ArtifactStore):
+    local.put("file", b"")
+    with pytest.raises(StoreError, match=r"can't write .*run/file/below") as caught:
+        local.put("file/below", b"")
+    assert type(caught.value) is StoreError
+
+
+def test_a_key_that_is_a_folder_cant_be_read(local: ArtifactStore):
+    local.put("folder/data", b"")
+    with pytest.raises(StoreError, match=r"can't read .*run/folder: Is a directory"):
+        local.get("folder")

@@ -1,0 +1,97 @@
+"""The watchdog: looks, now and then, whether what the run waits for still exists.
+
+Owns the rhythm and what follows from what is found: a group whose report was lost is taken in, a
+dead child is replaced, and a run in which nothing moves says what it waits for. Doesn't own the
+looking itself (activities/reconciliation.py).
+"""
+
+from datetime import timedelta
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import Reconcile, Reconciled
+    from activities.reconciliation import ReconciliationActivities
+    from everburn.refs import GroupKey, decode_groups, encode_groups
+    from workflows.evaluations import Evaluations
+    from workflows.messages import EvaluationReport, GroupReport
+    from workflows.producer import Producer
+    from workflows.queues import ORCHESTRATOR_QUEUE
+    from workflows.state import RunState
+    from workflows.trainer_session import TrainerSession
+
+INTERVAL = 30.0
+"""Seconds between looks; each costs a dozen events of history."""
+NO_PROGRESS = 300.0
+"""Seconds without any progress after which the run says so."""
+
+
+class Watchdog:
+    def __init__(
+        self,
+        state: RunState,
+        producer: Producer,
+        trainer: TrainerSession,
+        evaluations: Evaluations,
+    ) -> None:
+        self._state = state
+        self._producer = producer
+        self._trainer = trainer
+        self._evaluations = evaluations
+        self.looking = False
+
+    async def watch(self) -> None:
+        """Look every now and then, for ever."""
+        while True:
+            await workflow.sleep(INTERVAL, summary="watchdog")
+            if not self._is_quiet():
+                continue
+            self.looking = True
+            try:
+                await self._look()
+            finally:
+                self.looking = False
+
+    def _is_quiet(self) -> bool:
+        """Nothing has moved for a while: as long as it does, reports evidently arrive."""
+        return workflow.time() - self._state.progress_at >= INTERVAL
+
+    async def _look(self) -> None:
+        state = self._state
+        out = [GroupKey(cursor=cursor, attempt=o.attempt) for cursor, o in state.out.items()]
+        found: Reconciled = await workflow.execute_activity_method(
+            ReconciliationActivities.reconcile,
+            Reconcile(
+                run=state.run,
+                groups=encode_groups(out),
+                lease=self._trainer.workflow_id if state.grant else None,
+                evaluation=self._evaluations.workflow_id,
+            ),
+            task_queue=ORCHESTRATOR_QUEUE,
+            start_to_close_timeout=timedelta(minutes=2),
+            summary=f"look after {len(out)} groups",
+        )
+        for group in found.finished:
+            self._producer.on_group_finished(
+                GroupReport(
+                    key=group.key,
+                    version=group.version,
+                    fate=group.fate,
+                    survivors=group.survivors,
+                    datums=group.datums,
+                    reward_sum=group.reward_sum,
+                )
+            )
+        for key in decode_groups(found.dead):
+            self._producer.on_group_dead(key)
+        if found.lease_closed:
+            self._trainer.on_closed()
+        if found.evaluation_closed and state.evaluating is not None:
+            report = EvaluationReport(
+                version=state.evaluating, metrics={}, error="its workflow ended without a report"
+            )
+            await self._evaluations.on_finished(report)
+        quiet = workflow.time() - state.progress_at
+        if quiet >= NO_PROGRESS:
+            minutes = round(quiet / 60)
+            state.note(f"nothing has moved for {minutes} min; waiting for {state.waiting_for}")
