@@ -148,6 +148,9 @@ class RunConfig(BaseModel):
     sampler_max_concurrency: _Count | None = Field(
         default=None, description="Inference requests in flight per rollout worker."
     )
+    record_sampling_calls: bool = Field(
+        default=True, description="So that a completion that is run again repeats no finished call."
+    )
     rollout_timeout: _Seconds = Field(default=3600.0, description="Per completion, in seconds.")
 
     # Optimisation

@@ -69,6 +69,8 @@ class RolloutOutcome(Ref):
     completion: int
     status: RolloutStatus
     error: str | None = None
+    reused: bool = False
+    """Whether work that an earlier attempt had finished was used: the rollout, or some calls."""
 
 
 # Keys, relative to the run's folder. Each is derived from what it identifies, so that a retried
@@ -77,6 +79,10 @@ class RolloutOutcome(Ref):
 
 def rollout_key(group: GroupKey, completion: int) -> str:
     return f"rollouts/{group.name}/completion-{completion}.parquet"
+
+
+def call_log_key(group: GroupKey, completion: int) -> str:
+    return f"rollouts/{group.name}/calls-{completion}.jsonl"
 
 
 def group_key(group: GroupKey) -> str:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from everburn.call_log import CallLog
 from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
 from everburn.entrypoints import call, resolve
@@ -20,7 +21,9 @@ from everburn.refs import (
     ROWS_KEY,
     GroupKey,
     RolloutOutcome,
+    RolloutStatus,
     RunRef,
+    call_log_key,
     rollout_key,
 )
 from everburn.rollouts import (
@@ -57,6 +60,7 @@ class RolloutRunner:
         self._sampler = Sampler(self.store, self.config, self._tokenizer)
         self._rollout_fn = make_rollout_fn(self.config, self._tokenizer, self._sampler)
         self._wanted = context_parameters(self._rollout_fn)
+        self._records = self.config.record_sampling_calls
 
     async def complete(self, group: GroupKey, completion: int, version: int) -> RolloutOutcome:
         """Run one completion of a row to its terminal record; finds an earlier attempt's.
@@ -68,7 +72,7 @@ class RolloutRunner:
         """
         key = rollout_key(group, completion)
         if self.store.exists(key):
-            return RolloutOutcome(completion=completion, status="succeeded")
+            return RolloutOutcome(completion=completion, status="succeeded", reused=True)
         position = self.order.position(group.cursor)
         where = f"run {self.run.id} · row {group.cursor} · completion {completion}"
         context = {
@@ -80,15 +84,16 @@ class RolloutRunner:
             "end_of_epoch": position.end_of_epoch,
             "evaluation": False,
         }
-        scope = CompletionScope(where, version)
+        log = CallLog(self.store, call_log_key(group, completion)) if self._records else None
+        scope = CompletionScope(where, version, log=log)
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
         finished = await self._call(row, context, scope, self.config.rollout_timeout)
         if finished is None:
-            return RolloutOutcome(completion=completion, status="dropped")
+            return self._outcome(completion, "dropped", log)
         record = self._record(finished, group, position, completion, version)
         # Off the loop: compressing and writing would hold up other rollouts.
         await asyncio.to_thread(write_rollout, self.store, key, record, finished.run)
-        return RolloutOutcome(completion=completion, status="succeeded")
+        return self._outcome(completion, "succeeded", log)
 
     async def evaluate(self, index: int, version: int) -> dict[str, Any]:
         """Evaluate one held-out row under a policy version; returns its report.
@@ -132,6 +137,14 @@ class RolloutRunner:
             return None if finished is None else finished.run
 
         return rollout_fn
+
+    def _outcome(
+        self, completion: int, status: RolloutStatus, log: CallLog | None
+    ) -> RolloutOutcome:
+        if log is None:
+            return RolloutOutcome(completion=completion, status=status)
+        log.forget()
+        return RolloutOutcome(completion=completion, status=status, reused=log.reused > 0)
 
     @property
     def order(self) -> RowOrder:

@@ -9,10 +9,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from everburn.backends import api_key
+from everburn.call_log import CallLog, LoggedCall, question_digest
 from everburn.config import RunConfig
 from everburn.failures import SnapshotGoneError, status_of
 from everburn.publications import Publication, serving
@@ -48,12 +49,13 @@ class CompletionScope:
     """The completion that sampling calls belong to, and what they did.
 
     where: names it in messages. version: policy version to sample from. temperature: overrides
-    the caller's (evaluation); None leaves it.
+    the caller's (evaluation); None leaves it. log: of calls, where they are recorded.
     """
 
     where: str
     version: int
     temperature: float | None = None
+    log: CallLog | None = None
     calls: list[Sample] = field(default_factory=list)
 
     @property
@@ -110,11 +112,7 @@ class Sampler:
             "stop": list(stop) if stop else None,
             "logprobs": True,
         } | ({} if seed is None else {"seed": seed})
-        if self._slots is None:
-            sample = await self._call(scope, prompt, settings)
-        else:
-            async with self._slots:
-                sample = await self._call(scope, prompt, settings)
+        sample = await self._logged(scope, prompt, settings)
         scope.calls.append(sample)
         return sample
 
@@ -123,6 +121,28 @@ class Sampler:
         while self._open:
             _, sampler = self._open.popitem()
             sampler.close()
+
+    async def _logged(
+        self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
+    ) -> Sample:
+        """The answer of an earlier attempt to the same question, or a new one, which is kept."""
+        if scope.log is None:
+            return await self._call(scope, prompt, settings)
+        digest = question_digest(prompt, settings)
+        index, known = scope.log.ask(digest)
+        if known is not None:
+            return Sample(**known.model_dump(exclude={"index", "digest"}))
+        sample = await self._call(scope, prompt, settings)
+        await scope.log.note(LoggedCall(index=index, digest=digest, **asdict(sample)))
+        return sample
+
+    async def _call(
+        self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
+    ) -> Sample:
+        if self._slots is None:
+            return await self._request(scope, prompt, settings)
+        async with self._slots:
+            return await self._request(scope, prompt, settings)
 
     def _room(self, scope: CompletionScope, prompt: int, wanted: int) -> int:
         limit = self._config.max_seq_len
@@ -140,7 +160,7 @@ class Sampler:
             return scope.temperature
         return self._config.temperature if asked is None else asked
 
-    async def _call(
+    async def _request(
         self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
     ) -> Sample:
         publication = self._publication(scope)

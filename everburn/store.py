@@ -5,6 +5,7 @@ check, and idempotence: a key is written by one writer's value or the same value
 own keys (refs.py) or what files mean.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -133,6 +134,11 @@ class ArtifactStore:
 
         rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(self.get(ref))).to_pylist()
         return rows
+
+    def delete(self, key: str) -> None:
+        """Remove a key; one that isn't there is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self.path(key))
 
     def append_lines(self, key: str, lines: list[str]) -> None:
         """Add lines to a text file. For one writer at a time; callers keep it idempotent."""

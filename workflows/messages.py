@@ -42,6 +42,8 @@ class GroupReport(Message):
     datums: int = 0
     reward_sum: float = 0.0
     drops: int = 0
+    reused: int = 0
+    """Completions that used what an earlier attempt had finished."""
     failures: list[bool] = Field(default_factory=list)
     error: str | None = None
     error_type: str | None = None

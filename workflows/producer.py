@@ -84,6 +84,7 @@ class Producer:
         state.admission.release(self._config.completions_per_prompt - out.released)
         state.counters.trajectory_drops += report.drops
         state.counters.recoverable_errors += sum(report.failures)
+        state.reused_rollouts += report.reused
         state.breaker.record(report.failures)
         match report.fate:
             case "accepted":

@@ -189,6 +189,7 @@ class PromptGroup:
             datums=summary.datums,
             reward_sum=summary.reward_sum,
             drops=len(statuses) - summary.survivors,
+            reused=sum(outcome.reused for outcome in self._outcomes),
             failures=[status == "failed" for status in statuses if status != "dropped"],
         )
 

@@ -51,6 +51,7 @@ class Recovery:
                     attempts += 1
                 else:
                     state.losses += 1
+        state.reused_rollouts += sum(group.n for group in state.queue.batch)
         state.queue.restart()
         state.recovery_seconds += workflow.time() - started
         self._producer.start()

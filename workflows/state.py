@@ -119,6 +119,7 @@ class RunState(BaseModel):
     losses: int = 0
     """Of the lease, since the last committed step."""
     redone_steps: int = 0
+    reused_rollouts: int = 0
     recovery_seconds: float = 0.0
 
     # Evaluation

@@ -38,6 +38,8 @@ class Watchdog:
         self._producer = producer
         self._trainer = trainer
         self._evaluations = evaluations
+        self._told = 0.0
+        """The standstill that a person has been told of, by its beginning."""
         self.looking = False
 
     async def watch(self) -> None:
@@ -50,7 +52,9 @@ class Watchdog:
             try:
                 await self._look()
             finally:
-                self.looking = False
+                self._told = 0.0
+        """The standstill that a person has been told of, by its beginning."""
+        self.looking = False
 
     def _is_quiet(self) -> bool:
         """Nothing has moved for a while: as long as it does, reports evidently arrive."""
@@ -92,6 +96,7 @@ class Watchdog:
             )
             await self._evaluations.on_finished(report)
         quiet = workflow.time() - state.progress_at
-        if quiet >= NO_PROGRESS:
+        if quiet >= NO_PROGRESS and self._told != state.progress_at:
+            self._told = state.progress_at
             minutes = round(quiet / 60)
             state.note(f"nothing has moved for {minutes} min; waiting for {state.waiting_for}")

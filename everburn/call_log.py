@@ -1,0 +1,80 @@
+"""The log of a completion's sampling calls, so that a retry repeats none of them.
+
+A completion that is run again (its worker died) asks the same questions in the same order; as long
+as it does, the log answers. From the first question that differs on, everything is sampled
+afresh. Owns the log's file and the matching. Doesn't own sampling (sampling.py).
+"""
+
+import asyncio
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from everburn.store import ArtifactStore
+
+
+class LoggedCall(BaseModel):
+    """One finished call: which question, and its answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: int
+    digest: str
+    """Of prompt ids and parameters."""
+    tokens: list[int]
+    logprobs: list[float]
+    raw_logprobs: list[float] | None
+    text: str
+    finish_reason: str
+    version: int
+
+
+class CallLog:
+    """The calls of one completion: those that an earlier attempt finished, and new ones."""
+
+    def __init__(self, store: ArtifactStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._recorded = {call.index: call for call in _read(store, key)}
+        self._next = 0
+        self.reused = 0
+
+    def ask(self, digest: str) -> tuple[int, LoggedCall | None]:
+        """The index of the next call, and its recorded answer if the question is the same."""
+        index, self._next = self._next, self._next + 1
+        call = self._recorded.get(index)
+        if call is None or call.digest != digest:
+            # The course has changed: what was recorded from here on answers other questions.
+            self._recorded.clear()
+            return index, None
+        self.reused += 1
+        return index, call
+
+    async def note(self, call: LoggedCall) -> None:
+        """Keep a finished call."""
+        await asyncio.to_thread(self._store.append_lines, self._key, [call.model_dump_json()])
+
+    def forget(self) -> None:
+        """The completion has its terminal record: the log has done its work."""
+        self._store.delete(self._key)
+
+
+def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:
+    """What makes two calls the same: exact prompt ids and parameters."""
+    text = json.dumps([prompt, settings], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read(store: ArtifactStore, key: str) -> list[LoggedCall]:
+    """The calls of a log; a last line that a crash cut off is left out."""
+    if not store.exists(key):
+        return []
+    calls = []
+    for line in store.get(key).splitlines():
+        try:
+            calls.append(LoggedCall.model_validate_json(line))
+        except ValueError:
+            break
+    return calls
