@@ -1,6 +1,6 @@
 """What activities receive and return. At most 2 KB each: names and numbers, never tokens."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.ledger import AdamParams
 from everburn.metrics import Number
@@ -221,6 +221,7 @@ class CommitStep(Message):
     adam: AdamParams
     snapshot: str
     checkpoint: str | None
+    changes: dict[str, JsonValue]
     seconds: float
     metrics: dict[str, float | int]
     rejected: str

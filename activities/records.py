@@ -120,6 +120,7 @@ def _commit(order: CommitStep) -> LedgerEntry:
             adam=order.adam,
             snapshot=order.snapshot,
             checkpoint=order.checkpoint,
+            changes=order.changes,
             seconds=order.seconds,
             metrics=order.metrics,
         ),

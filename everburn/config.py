@@ -363,6 +363,39 @@ def _restated(problem: ErrorDetails) -> InitErrorDetails:
     return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"])
 
 
+RECONFIGURABLE = frozenset(
+    {
+        "learning_rate",
+        "lr_scheduler",
+        "warmup_steps",
+        "weight_decay",
+        "grad_clip_norm",
+        "max_head_offpolicy_versions",
+        "max_concurrency_rollout_sample",
+        "max_incomplete_group_retries",
+        "evaluation_interval",
+        "dcp_save_interval",
+        "on_fatal",
+        "require_update",
+        "save_final_checkpoint",
+    }
+)
+"""What may change while a run goes on: what its workflow decides by, step for step."""
+
+
+def reconfigured(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """A running run's configuration with some fields changed.
+
+    Raises:
+        ConfigError: a field can't change while a run goes on, or its value won't do.
+    """
+    fixed = sorted(set(changes) - RECONFIGURABLE)
+    if fixed or not changes:
+        what = f"{', '.join(fixed)} can't change while a run goes on" if fixed else "no changes"
+        raise ConfigError(f"{what}; what can: {', '.join(sorted(RECONFIGURABLE))}")
+    return parse_config(config.model_dump(mode="json") | changes)
+
+
 def load_config_file(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
     """Read a JSON file and apply `--set path=value` overrides, without validating the result.
 

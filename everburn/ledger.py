@@ -6,7 +6,7 @@ metrics streams (metrics.py), although a record keeps the metrics of its step.
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.refs import StoredRef, ledger_key
 from everburn.store import ArtifactStore
@@ -51,6 +51,8 @@ class LedgerEntry(BaseModel):
     adam: AdamParams
     snapshot: str
     checkpoint: str | None = None
+    changes: dict[str, JsonValue] = Field(default_factory=dict)
+    """Of the configuration, since the previous step."""
     seconds: float
     metrics: dict[str, float | int | bool]
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import JsonValue
+
 from everburn import metrics
 from everburn.learning.group import GroupManifest, load_group
 from everburn.ledger import AdamParams, LedgerEntry, commit
@@ -35,6 +37,7 @@ class StepOutcome:
     adam: AdamParams
     snapshot: str
     checkpoint: str | None
+    changes: dict[str, JsonValue]
     seconds: float
     metrics: dict[str, float | int]
 
@@ -66,6 +69,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             adam=outcome.adam,
             snapshot=outcome.snapshot,
             checkpoint=outcome.checkpoint,
+            changes=outcome.changes,
             seconds=outcome.seconds,
             metrics=outcome.metrics | batch_metrics(outcome, batch, rejected),
         ),

@@ -29,6 +29,10 @@ class Evaluations:
         self._config = config
         self._recorder = recorder
 
+    def reconfigure(self, config: RunConfig) -> None:
+        """Evaluate by a new interval from now on."""
+        self._config = config
+
     def due(self, version: int) -> bool:
         """Whether a version is evaluated when it is published."""
         return version % self._config.evaluation_interval == 0

@@ -92,6 +92,10 @@ class OptimizerStep:
             self._phase("collecting", f"{missing} more prompt groups")
             await workflow.wait_condition(self._can_go_on)
             self.trainer.check()
+            if state.checkpoint_wanted:
+                # Weights are still those of the last committed step: gradients don't change them.
+                await self._save_committed()
+                continue
             if not state.batch_sealed:
                 # A fatal error after sealing belongs to a later batch: this one is finished, so
                 # that trainer and sampler don't diverge.
@@ -106,6 +110,7 @@ class OptimizerStep:
     def _can_go_on(self) -> bool:
         state = self.state
         interrupted = state.fatal is not None or self.trainer.lost or state.stopping
+        interrupted = interrupted or state.checkpoint_wanted
         return interrupted or state.rows_done or state.batch_sealed or self._ready()
 
     def _ready(self) -> bool:
@@ -220,6 +225,20 @@ class OptimizerStep:
 
     # The record
 
+    async def _save_committed(self) -> None:
+        """A person asked for a checkpoint: of the last committed step, unless it has one."""
+        state = self.state
+        self._phase("saving", "a checkpoint that was asked for")
+        try:
+            if state.checkpoints[-1].step != state.step:
+                saved = await save_checkpoint(self.trainer, state, state.step)
+                remember(state, CheckpointAt(step=state.step, path=saved.path))
+        except ActivityError as error:
+            cause = getattr(error.cause, "message", str(error.cause))
+            state.note(f"the checkpoint that was asked for: {cause}")
+        finally:
+            state.checkpoint_wanted = False
+
     async def _checkpoint(self, metrics: dict[str, float | int]) -> str | None:
         interval = self.config.dcp_save_interval
         if not interval or self.number % interval:
@@ -257,6 +276,7 @@ class OptimizerStep:
                 adam=adam,
                 snapshot=state.snapshot,
                 checkpoint=checkpoint,
+                changes=state.changes,
                 seconds=metrics["perf/step_time"],
                 metrics=metrics,
                 rejected=encode_groups(state.rejected),
@@ -267,6 +287,7 @@ class OptimizerStep:
             state.cursor.resolve(group.c)
             state.again.pop(group.c, None)
         state.rejected.clear()
+        state.changes.clear()
         state.step += 1
         state.losses = 0
         state.progress_at = workflow.time()

@@ -56,7 +56,7 @@ class Producer:
         if after_completion:
             state.counters.completion_refill_attempts += 1
         before = state.counters.rows_submitted
-        if self.open and not state.stop and state.fatal is None:
+        if self.open and not state.paused and not state.stop and state.fatal is None:
             self._admit_retries()
             self._admit_rows()
         if after_completion:
@@ -126,9 +126,17 @@ class Producer:
             )
 
     def resume(self) -> None:
-        """The cause of a fatal error has been mended: try again."""
+        """End a pause; the cause of a fatal error, if there was one, has been mended."""
+        self._state.paused = False
         self._state.fatal = None
         self._state.breaker.reset()
+        self.refill()
+
+    def reconfigure(self, config: RunConfig) -> None:
+        """Admit by new limits from now on."""
+        self._config = config
+        self._state.admission.ahead = config.max_head_offpolicy_versions
+        self._state.admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
 
     def skip_row(self) -> None:

@@ -4,7 +4,7 @@ One pydantic object over the scheduler's state machines. Versioned by `schema`, 
 worker knows what it is given.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from activities.messages import LeaseGrant, ProducerSample
 from everburn.config import RunConfig
@@ -135,6 +135,11 @@ class RunState(BaseModel):
     """When anything moved last."""
 
     # Controls
+    paused: bool = False
+    checkpoint_wanted: bool = False
+    """A person asked for a checkpoint of the last committed step, or of the next."""
+    changes: dict[str, JsonValue] = Field(default_factory=dict)
+    """Of the configuration, since the last commit."""
     stop: bool = False
     drain: bool = False
     fatal: Fatal | None = None

@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
     from activities.trainer import TrainerActivities
-    from everburn.config import ConfigError, RunConfig, parse_config
+    from everburn.config import ConfigError, RunConfig, parse_config, reconfigured
     from everburn.refs import RunRef
     from workflows.details import describe
     from workflows.evaluations import Evaluations
@@ -57,6 +57,7 @@ class TrainRun:
     def __init__(self, config: Any, state: RunState | None = None) -> None:
         self._config_error: str | None = None
         self._shown: tuple[int, float | None] | None = None
+        self._ending = False
         try:
             self._config = parse_config(config)
         except ConfigError as error:
@@ -202,6 +203,7 @@ class TrainRun:
     async def _finish(self) -> None:
         """Everything after the last step, from committed state."""
         state = self._state
+        self._end_steps()
         self._phase("finishing", "rollouts in flight")
         await self._end_groups()
         await self._final_checkpoint()
@@ -213,6 +215,11 @@ class TrainRun:
         await self._trainer.release()
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._phase("stopped" if state.stop else "completed", "")
+
+    def _end_steps(self) -> None:
+        """Whoever waits for a step's checkpoint gets the newest there is."""
+        self._ending = True
+        self._state.checkpoint_wanted = False
 
     async def _final_checkpoint(self) -> None:
         state = self._state
@@ -245,6 +252,7 @@ class TrainRun:
     async def _unwind(self, error: BaseException) -> None:
         """Leave nothing that spends: also when the run was cancelled."""
         self._producer.open = False
+        self._end_steps()
         self._phase("cancelling" if is_cancelled_exception(error) else "failing", "cleanup")
         cleanup = asyncio.create_task(self._clean_up())
         while not cleanup.done():
@@ -323,15 +331,59 @@ class TrainRun:
             self._state.stop = True
             self._state.drain = request is not None and request.drain
 
-    @workflow.update(description="Go on after a fatal error whose cause has been mended.")
+    @workflow.update(description="Admit nothing new; what is in flight is finished and trained.")
+    def pause(self) -> str:
+        """Close admission until `resume`."""
+        self._state.paused = True
+        return "paused"
+
+    @pause.validator
+    def _check_pause(self) -> None:
+        self._check_running()
+        if self._state.paused:
+            raise ValueError("the run is paused already")
+
+    @workflow.update(description="Go on after a pause, or after a fatal error that was mended.")
     def resume(self) -> str:
-        """Clear the error that holds the run, and try what failed again."""
+        """End a pause; clear the error that holds the run, and try what failed again."""
         self._producer.resume()
         return "resumed"
 
     @resume.validator
     def _check_resume(self) -> None:
-        self._check_held()
+        self._check_running()
+        if not self._state.paused and self._state.fatal is None:
+            raise ValueError("the run is neither paused nor held")
+
+    @workflow.update(description="Save a checkpoint of the last committed step; answers its path.")
+    async def checkpoint(self) -> str:
+        """Save now, or at the end of the step that is being trained."""
+        state = self._state
+        state.checkpoint_wanted = True
+        await workflow.wait_condition(lambda: not state.checkpoint_wanted)
+        return state.checkpoints[-1].path
+
+    @checkpoint.validator
+    def _check_checkpoint(self) -> None:
+        self._check_running()
+        if not self._state.checkpoints:
+            raise ValueError("the run hasn't saved its initial state yet")
+        if self._ending:
+            raise ValueError("the run is ending; it saves its final state by itself")
+
+    @workflow.update(description="Change the learning rate, O, C, intervals, ... of a running run.")
+    def reconfigure(self, changes: dict[str, Any]) -> str:
+        """Apply changes from the next decision on; the ledger records them."""
+        self._config = reconfigured(self._config, changes)
+        self._state.changes |= changes
+        self._producer.reconfigure(self._config)
+        self._evaluations.reconfigure(self._config)
+        return f"changed {', '.join(sorted(changes))}"
+
+    @reconfigure.validator
+    def _check_reconfigure(self, changes: dict[str, Any]) -> None:
+        self._check_running()
+        reconfigured(self._config, changes)
 
     @workflow.update(description="Reject the row that failed, and go on.")
     def skip_row(self) -> str:
@@ -341,11 +393,13 @@ class TrainRun:
 
     @skip_row.validator
     def _check_skip_row(self) -> None:
-        self._check_held()
+        self._check_running()
+        if self._state.fatal is None:
+            raise ValueError("the run isn't held: there is no row to skip")
 
-    def _check_held(self) -> None:
-        if self._config_error is not None or self._state.fatal is None:
-            raise ValueError("the run isn't held: there is no error to go on from")
+    def _check_running(self) -> None:
+        if self._config_error is not None:
+            raise ValueError("the run's configuration is invalid")
 
     @workflow.query(description="Where the run is.")
     def status(self) -> Status:

@@ -1,0 +1,135 @@
+"""Verification: a run against its own ledger.
+
+Re-executes every committed step on a fresh trainer and compares weights, and checks that each row
+has exactly one fate. Finds what a fault could have done: a step applied twice or not at all, a row
+trained twice or skipped, a file changed. Doesn't own how a step is replayed (replay.py).
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from everburn.checkpoints import find_checkpoint
+from everburn.learning.group import GroupManifest, load_group
+from everburn.learning.submissions import SubmissionManifest
+from everburn.ledger import LedgerEntry, read_ledger
+from everburn.refs import GroupKey, RunRef
+from everburn.replay import replay_step
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+from everburn.trainers import Trainer
+
+
+class VerificationError(Exception):
+    """The first difference between a run and its ledger."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared. `weights` names the checkpoint whose weights were equal."""
+
+    steps: int
+    rows_trained: int
+    rows_rejected: int
+    weights: str
+
+
+def check_records(run: RunRef) -> tuple[int, int]:
+    """Check the ledger by itself: contiguous steps, one fate per row, files as recorded.
+
+    Returns the numbers of rows trained and rejected.
+
+    Raises:
+        VerificationError: naming the first difference.
+    """
+    store = ArtifactStore.of(run)
+    trained: dict[int, int] = {}
+    for number, entry in enumerate(read_ledger(store), start=1):
+        if entry.step != number:
+            raise VerificationError(
+                f"step {number} is missing: the ledger goes on with {entry.step}"
+            )
+        for text in entry.groups:
+            cursor = GroupKey.parse(text).cursor
+            if cursor in trained:
+                raise VerificationError(
+                    f"row {cursor} was trained twice: in steps {trained[cursor]} and {number}"
+                )
+            trained[cursor] = number
+        _check_submissions(store, entry)
+    rejected = _rejected(store, set(trained))
+    return len(trained), len(rejected)
+
+
+async def verify(
+    run: RunRef,
+    open_trainer: Callable[[], Awaitable[Trainer]],
+    weights_digest: Callable[[str], str],
+    name: str,
+) -> Verified:
+    """Re-execute the run from state-0 to its last checkpoint, and compare weights.
+
+    open_trainer: a session as the run's config asks for. weights_digest: of a checkpoint, by its
+    reference. name: under which the result is saved at the service.
+
+    Raises:
+        VerificationError: naming the first difference.
+    """
+    trained, rejected = check_records(run)
+    store = ArtifactStore.of(run)
+    ledger = read_ledger(store)
+    start = find_checkpoint(store, 0)
+    if start is None:
+        raise VerificationError(f"run {run.id} has no initial state: it never began to train")
+    saved = [c for step in range(len(ledger) + 1) if (c := find_checkpoint(store, step))]
+    last = saved[-1]
+    trainer = await open_trainer()
+    try:
+        await trainer.load_checkpoint(start.path)
+        compared = 0
+        for checkpoint in saved[1:]:
+            for entry in ledger[compared : checkpoint.step]:
+                await replay_step(store, trainer, entry)
+            compared = checkpoint.step
+            again = await trainer.save_checkpoint(f"{name}-{checkpoint.step}")
+            if weights_digest(again) != weights_digest(checkpoint.path):
+                raise VerificationError(
+                    f"weights after step {checkpoint.step} differ: {checkpoint.path} isn't what "
+                    f"the ledger's steps lead to ({again})"
+                )
+    finally:
+        await trainer.close()
+    return Verified(compared, trained, rejected, last.path)
+
+
+def row_count(run: RunRef) -> int:
+    """Rows of the run over all epochs."""
+    from everburn.dataset import stored_rows
+    from everburn.refs import ROWS_KEY
+
+    return len(stored_rows(run, ROWS_KEY)) * stored_config(run).epochs
+
+
+def _check_submissions(store: ArtifactStore, entry: LedgerEntry) -> None:
+    """Every file that the step was made of still has its digest, and belongs to its batch."""
+    batch = set(entry.groups)
+    for ref in entry.submissions:
+        manifest = SubmissionManifest.model_validate(store.get_json(ref))
+        for group_ref in manifest.groups:
+            group = GroupManifest.model_validate(store.get_json(group_ref))
+            if group.key.text not in batch:
+                raise VerificationError(
+                    f"step {entry.step} submitted row {group.key.text}, which isn't in its batch"
+                )
+            for member in group.members:
+                store.get(member.stored)
+
+
+def _rejected(store: ArtifactStore, trained: set[int]) -> set[int]:
+    rejected = set()
+    for key in store.keys("groups"):
+        name = key.rsplit("/", 1)[-1].removesuffix(".json").removeprefix("row-")
+        cursor, attempt = name.split(".")
+        group = load_group(store, GroupKey(cursor=int(cursor), attempt=int(attempt)))
+        if group.fate != "accepted" and group.key.cursor not in trained:
+            rejected.add(group.key.cursor)
+    return rejected
