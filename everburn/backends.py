@@ -5,6 +5,8 @@ uses it; it never enters config, history, files or messages.
 """
 
 import os
+import socket
+from urllib.parse import urlsplit
 
 from everburn.config import RunConfig
 
@@ -14,6 +16,14 @@ EMULATOR_DEFAULT_URL = "http://127.0.0.1:8780"
 EMULATOR_PATH = "/training/v1/serverless"
 EMULATOR_KEY = "fw_local"
 """The emulator accepts any key; the SDK wants one that doesn't start with `tml-`."""
+
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds."""
+
+
+class UnreachableError(ConnectionError):
+    """No server at the address where a run trains."""
 
 
 class MissingKeyError(RuntimeError):
@@ -27,6 +37,23 @@ def training_url(config: RunConfig) -> str:
     if config.backend == "emulator":
         return os.environ.get(EMULATOR_URL_ENV, EMULATOR_DEFAULT_URL).rstrip("/") + EMULATOR_PATH
     return FIREWORKS_URL
+
+
+def check_reachable(url: str) -> None:
+    """Look whether anything listens there: the SDK would try for a minute before it says so.
+
+    Raises:
+        UnreachableError
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT).close()
+    except OSError as error:
+        raise UnreachableError(
+            f"nothing answers at {url}: {error.strerror or error}. `everburn dev` starts the "
+            f"emulator; if it runs elsewhere, set {EMULATOR_URL_ENV} for the workers, or base_url"
+        ) from None
 
 
 def api_key(config: RunConfig) -> str:

@@ -70,6 +70,11 @@ class CompletionScope:
 current_scope: ContextVar[CompletionScope] = ContextVar("everburn_completion_scope")
 
 
+class SamplingRefusedError(ValueError):
+    """The server won't sample what was asked (a prompt longer than the model allows, a token
+    outside its vocabulary). Fatal: it would be refused again."""
+
+
 class Sampler:
     """Samples for the completion in whose context it is called."""
 
@@ -169,9 +174,14 @@ class Sampler:
                 prompt, hotload_max_retries=0, **settings
             )
         except Exception as error:
-            if status_of(error) in (404, 410):
+            status = status_of(error)
+            if status in (404, 410):
                 raise SnapshotGoneError(
                     f"{scope.where}: policy version {scope.version} isn't served: {error}"
+                ) from error
+            if status in (400, 413, 422):
+                raise SamplingRefusedError(
+                    f"{scope.where}: the sampler refused the request: {_server_words(error)}"
                 ) from error
             raise
         return Sample(
@@ -209,3 +219,13 @@ class Sampler:
         else:
             self._open.move_to_end(publication.handle)
         return sampler
+
+
+def _server_words(error: Exception) -> str:
+    """What the server said, where the SDK keeps only the status."""
+    response = getattr(error, "response", None)
+    try:
+        body = response.json()  # type: ignore[union-attr]
+        return str(body["error"]["message"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return str(error)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from everburn.backends import api_key, training_url
+from everburn.backends import UnreachableError, api_key, check_reachable, training_url
 from everburn.config import RunConfig
 from everburn.learning.datums import Datum
 from everburn.ledger import AdamParams
@@ -55,6 +55,10 @@ class ServerlessTrainer:
 
         url = training_url(config)
         service = None
+        try:
+            check_reachable(url)
+        except UnreachableError as error:
+            raise TrainerUnavailableError(str(error)) from error
         try:
             service = FiretitanServiceClient(base_url=url, api_key=api_key(config))
             client = service.create_training_client(
