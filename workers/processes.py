@@ -110,9 +110,8 @@ async def serving(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> Asy
                 await trainer.close()
 
 
-async def run_worker(role: Role, address: str, namespace: str, slots: int = ROLLOUT_SLOTS) -> None:
+async def run_worker(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> None:
     """Serve until SIGTERM or SIGINT."""
-    client = await connect(address, namespace)
     async with serving(role, client, slots) as worker, worker:
         await until_stopped()
 

@@ -80,8 +80,8 @@ def start_command(binary: Path, database: Path, port: int, ui_port: int) -> list
     command = [str(binary), "server", "start-dev", "--ip", HOST, "--port", str(port)]
     command += ["--ui-port", str(ui_port), "--ui-disable-news-fetch"]
     command += ["--db-filename", str(database)]
-    for key, value in wanted.dynamic_config.items():
-        command += ["--dynamic-config-value", f"{key}={value}"]
+    for key, limit in wanted.dynamic_config.items():
+        command += ["--dynamic-config-value", f"{key}={limit}"]
     for pragma, value in wanted.sqlite_pragma.items():
         command += ["--sqlite-pragma", f"{pragma}={value}"]
     for name, kind in wanted.search_attributes.items():

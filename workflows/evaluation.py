@@ -39,7 +39,7 @@ class Evaluation:
         try:
             await asyncio.wait_for(self._evaluate(), order.timeout)
             error = None
-        except BaseException as failure:
+        except (Exception, asyncio.CancelledError) as failure:
             error = self._explain(failure)
         report = asyncio.create_task(self._report(workflow.time() - started, error))
         await asyncio.shield(report)
@@ -67,7 +67,7 @@ class Evaluation:
         shards = [asyncio.create_task(self._shard(i, slots)) for i in range(self._shards)]
         try:
             await asyncio.gather(*shards)
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             for shard in shards:
                 shard.cancel()
             raise

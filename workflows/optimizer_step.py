@@ -145,7 +145,7 @@ class OptimizerStep:
         self._phase("training", "gradients")
         try:
             return await asyncio.gather(*self._pending)
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             for task in self._pending:
                 task.cancel()
             raise

@@ -85,7 +85,7 @@ class PromptGroup:
         try:
             await asyncio.gather(*completions)
             return await self._complete_group()
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             for task in completions:
                 task.cancel()
             if is_cancelled_exception(error):

@@ -102,13 +102,12 @@ class TrainRun:
             return self._result()
         except workflow.ContinueAsNewError:
             raise
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             await self._unwind(error)
             raise self._failure(error) from error
         finally:
             for task in company:
                 task.cancel()
-            self._show()
 
     # Life
 
@@ -215,6 +214,7 @@ class TrainRun:
         await self._trainer.release()
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._phase("stopped" if state.stop else "completed", "")
+        self._show()
 
     def _end_steps(self) -> None:
         """Whoever waits for a step's checkpoint gets the newest there is."""

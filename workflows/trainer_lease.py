@@ -80,7 +80,7 @@ class TrainerLease:
         )
         try:
             await workflow.wait_condition(lambda: self._release or holding.done())
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             # Cancelled with the session still open: give it back all the same.
             if not is_cancelled_exception(error):
                 raise

@@ -1,0 +1,42 @@
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(INSTALLED) ## Train the arithmetic example from nothing, with everything it needs
+	$(BIN)/everburn run examples/arithmetic/run.json
+
+test: $(INSTALLED) ## Run all tests
+	$(BIN)/pytest -q --durations=10
+
+check: $(INSTALLED) ## Check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Format the code, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove the environment and caches; runs/ and .everburn/ stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so that an interrupted installation is made anew.
+$(INSTALLED): pyproject.toml constraints.txt
+	@python=; for name in python3.11 python3.12 python3; do \
+	  if $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+	      2>/dev/null; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "Everburn needs Python 3.11 or 3.12, and neither is on the PATH" >&2; exit 1; \
+	fi; \
+	echo "making $(VENV) with $$($$python --version): takes some minutes the first time"; \
+	$$python -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,107 @@
+"""What the command line answers to bad input, without starting anything."""
+
+import json
+import socket
+from typing import Any
+
+import pytest
+from support.command_line import Everburn
+
+CONFIG = {
+    "rollout": "task:make_rollout_fn",
+    "dataset": "rows.jsonl",
+    "base_model": "tiny",
+    "backend": "emulator",
+}
+SERVERLESS = {"backend": "serverless", "lora_rank": 8, "tokenizer_model": "some/tokenizer"}
+
+
+def config(everburn: Everburn, **changes: Any) -> str:
+    (everburn.folder / "run.json").write_text(json.dumps(CONFIG | changes))
+    return "run.json"
+
+
+def refused(everburn: Everburn, *arguments: str, **environment: str) -> str:
+    """What a command complains about; it must be bad input, and start nothing."""
+    done = everburn(*arguments, **environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (everburn.folder / ".everburn").exists()
+    assert not (everburn.folder / "runs").exists()
+    assert everburn.processes() == []
+    return done.stderr
+
+
+def test_all_problems_of_a_configuration(everburn: Everburn) -> None:
+    text = refused(everburn, "run", config(everburn, epocs=2, completions_per_prompt=1))
+    assert text.startswith("error: run.json: 2 problems in the configuration:")
+    assert "epocs: no such field; did you mean epochs?" in text
+    assert "completions_per_prompt:" in text
+
+
+def test_no_such_configuration(everburn: Everburn) -> None:
+    assert "can't read run.json" in refused(everburn, "run", "run.json")
+
+
+def test_no_such_dataset(everburn: Everburn) -> None:
+    text = refused(everburn, "run", config(everburn))
+    assert f"there is no dataset file {everburn.folder / 'rows.jsonl'}" in text
+
+
+def test_a_missing_key_is_named_and_a_dotenv_file_brings_it(everburn: Everburn) -> None:
+    (everburn.folder / "rows.jsonl").write_text("{}\n")
+    path = config(everburn, **SERVERLESS)
+    assert "FIREWORKS_API_KEY is empty" in refused(everburn, "run", path)
+
+    (everburn.folder / ".env").write_text("FIREWORKS_API_KEY=fw_secret\n")
+    done = everburn("doctor", path)
+    assert "ok      API key: in FIREWORKS_API_KEY" in done.stdout
+    assert "fw_secret" not in done.stdout + done.stderr
+
+
+def test_an_unknown_base_model_of_the_emulator(everburn: Everburn) -> None:
+    (everburn.folder / "rows.jsonl").write_text("{}\n")
+    text = refused(everburn, "run", config(everburn, base_model="huge"))
+    assert "the emulator has no base model 'huge': base_model is one of" in text
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "list"])
+def test_no_stack_in_this_folder(everburn: Everburn, command: str) -> None:
+    done = everburn(command)
+    assert done.returncode == 1
+    assert "start one with `everburn dev`" in done.stderr
+    assert not (everburn.folder / ".everburn").exists()
+
+
+@pytest.mark.parametrize("command", [["list"], ["worker", "rollout"]])
+def test_nothing_answers_at_an_address(everburn: Everburn, command: list[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        done = everburn(*command, "--address", address)
+    assert done.returncode == 1
+    assert f"error: Temporal doesn't answer at {address}" in done.stderr
+    assert "everburn dev" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use(everburn: Everburn) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        for command in (["dev", "--port", port], ["emulator", "--port", port]):
+            done = everburn(*command)
+            assert done.returncode == 2
+            assert f"port {port} for the" in done.stderr
+            assert "in use" in done.stderr
+    assert everburn.processes() == []
+
+
+def test_usage_errors_are_bad_input(everburn: Everburn) -> None:
+    assert "Missing argument" in refused(everburn, "run")
+    assert "No such option" in refused(everburn, "dev", "--prot", "1")
+
+
+def test_every_command_explains_itself(everburn: Everburn) -> None:
+    text = everburn("--help").stdout
+    for command in ("run", "dev", "status", "stop", "list", "worker", "emulator", "doctor"):
+        assert f" {command} " in text

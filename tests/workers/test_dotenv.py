@@ -1,0 +1,55 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from workers import dotenv
+from workers.errors import BadInputError
+
+
+def test_it_reads_assignments_as_shells_write_them() -> None:
+    text = """
+    # keys of the lab
+    FIREWORKS_API_KEY=fw_123
+    export REGION = eu-west   # where the data is
+    GREETING="one \\"two\\"\\nthree"
+    PATTERN='$HOME #1'
+    URL=https://example.org/#top
+    EMPTY=
+    """
+    assert dotenv.parse(text) == {
+        "FIREWORKS_API_KEY": "fw_123",
+        "REGION": "eu-west",
+        "GREETING": 'one "two"\nthree',
+        "PATTERN": "$HOME #1",
+        "URL": "https://example.org/#top",
+        "EMPTY": "",
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["fw_secret", "KEY='fw_secret", "1KEY=fw_secret", 'K="fw_secret" x']
+)
+def test_a_bad_line_is_named_by_its_number_and_not_shown(line: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        dotenv.parse(f"A=1\n{line}\n", "/somewhere/.env")
+    assert "/somewhere/.env:2:" in str(caught.value)
+    assert "fw_secret" not in str(caught.value)
+
+
+def test_it_never_overrides_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("EVERBURN_TEST_OLD=file\nEVERBURN_TEST_NEW=file\n")
+    monkeypatch.setenv("EVERBURN_TEST_OLD", "environment")
+    # So that the test leaves nothing behind.
+    monkeypatch.setenv("EVERBURN_TEST_NEW", "")
+    monkeypatch.delenv("EVERBURN_TEST_NEW")
+
+    assert dotenv.load(tmp_path) == ["EVERBURN_TEST_NEW"]
+    assert os.environ["EVERBURN_TEST_OLD"] == "environment"
+    assert os.environ["EVERBURN_TEST_NEW"] == "file"
+
+
+def test_a_folder_without_the_file_is_fine(tmp_path: Path) -> None:
+    assert dotenv.load(tmp_path) == []

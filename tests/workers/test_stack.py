@@ -1,0 +1,98 @@
+"""The local stack as real processes: shared, kept up, and never left behind."""
+
+import signal
+
+from support.command_line import Everburn, wait_until
+
+from workers.ports import free_port
+from workers.stack_folder import StackFolder, StackState
+
+SERVICES = {"temporal", "emulator", "orchestrator", "rollout", "trainer"}
+
+
+def ports() -> list[str]:
+    """Ports of the test's own: the usual ones may be those of a stack that works."""
+    options = ("--port", "--ui-port", "--emulator-port")
+    return [text for option in options for text in (option, str(free_port()))]
+
+
+def state(everburn: Everburn) -> StackState:
+    found = StackFolder(everburn.folder).find()
+    assert found is not None, everburn.output
+    return found
+
+
+def wait_for_stack(everburn: Everburn) -> StackState:
+    wait_until(lambda: "(supervisor pid" in everburn.output, "the stack to be up")
+    found = state(everburn)
+    assert found.phase == "running"
+    return found
+
+
+def gone(everburn: Everburn) -> bool:
+    return not everburn.processes()
+
+
+def test_it_lasts_as_long_as_its_last_user(everburn: Everburn) -> None:
+    first = everburn.start("dev", *ports())
+    stack = wait_for_stack(everburn)
+    assert stack.services.keys() == SERVICES
+    assert all(record.process is not None for record in stack.services.values())
+    assert f"Temporal   {stack.temporal}" in everburn.output
+
+    second = everburn.start("dev")
+    wait_for_stack(everburn)
+    assert "local stack in use already" in everburn.output
+    listed = everburn("list")
+    assert listed.stdout == "no runs yet: start one with `everburn run CONFIG`\n"
+    refused = everburn("dev", "--port", str(free_port()))
+    assert refused.returncode == 2
+    assert "a stack runs in this folder already, with the Temporal server" in refused.stderr
+
+    first.send_signal(signal.SIGINT)
+    assert first.wait(timeout=60) == 0
+    assert state(everburn).services == stack.services
+
+    second.kill()
+    wait_until(lambda: gone(everburn), "the stack to go with its last user, however that ended")
+    assert StackFolder(everburn.folder).last() is None
+
+
+def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
+    everburn: Everburn,
+) -> None:
+    dev = everburn.start("dev", *ports())
+    stack = wait_for_stack(everburn)
+    before = stack.services["rollout"]
+    assert before.process is not None
+    before.process.kill()
+    wait_until(lambda: state(everburn).services["rollout"] != before, "another rollout worker")
+    wait_until(lambda: "rollout ended (SIGKILL); it starts again" in everburn.output, "the news")
+    assert state(everburn).services["temporal"] == stack.services["temporal"]
+
+    assert stack.supervisor.process is not None
+    stack.supervisor.process.kill()
+    assert dev.wait(timeout=60) == 1
+    assert "the local stack has ended" in everburn.output
+    assert gone(everburn)
+
+
+def test_ctrl_c_stops_everything_in_seconds(everburn: Everburn) -> None:
+    dev = everburn.start("dev", *ports())
+    wait_for_stack(everburn)
+    dev.send_signal(signal.SIGINT)
+    assert dev.wait(timeout=30) == 0
+    assert gone(everburn)
+    assert (everburn.folder / ".everburn" / "temporal.db").exists()
+
+
+def test_a_service_that_cannot_start_is_told_with_its_last_words(everburn: Everburn) -> None:
+    folder = StackFolder(everburn.folder)
+    folder.create()
+    folder.database.write_text("this is no database")
+    done = everburn("dev", *ports())
+    assert done.returncode == 1
+    assert "error: the local stack didn't start: temporal ended at its start" in done.stderr
+    assert "see .everburn/logs/temporal.log" in done.stderr
+    assert "not a database" in done.stderr
+    assert gone(everburn)

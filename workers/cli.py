@@ -1,0 +1,251 @@
+"""The command line `everburn`: its commands, their options, and what they print first.
+
+Each command is a few lines over a module of its own noun; heavy imports happen inside the command
+that needs them, so that an orchestrator worker stays light. Expected problems are UserErrors and
+end here, as one line and an exit code.
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from workers.errors import UserError
+from workers.packages import intruders
+
+if TYPE_CHECKING:
+    from workers.launch import Launch
+    from workers.server import Server
+    from workers.stack import Stack
+
+app = typer.Typer(
+    name="everburn",
+    help="Durable asynchronous reinforcement learning for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console()
+complaints = Console(stderr=True)
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TEMPORAL_ADDRESS",
+        metavar="HOST:PORT",
+        help="Of a Temporal server; by default the one of this folder's stack.",
+    ),
+]
+Namespace = Annotated[str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="On that server.")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="By default the newest.")]
+TemporalPort = Annotated[
+    int | None,
+    typer.Option(
+        "--port", min=1, max=65535, metavar="PORT", help="Of the Temporal server; usually 7233."
+    ),
+]
+UiPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="Of the Temporal UI; usually 8233."),
+]
+EmulatorPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="Of the emulator; usually 8780."),
+]
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's JSON file.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Change a field, for example epochs=2; repeatable."
+        ),
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="By default the file's name and the time."),
+    ] = None,
+    address: Address = None,
+    namespace: Namespace = "default",
+    port: TemporalPort = None,
+    ui_port: UiPort = None,
+    emulator_port: EmulatorPort = None,
+) -> None:
+    """Train: start what isn't running, start the run, and stay until it has ended.
+
+    With --address nothing is started: that server and its workers do the work.
+    """
+    from workers.launch import Launch
+    from workers.ports import PortWishes
+    from workers.preflight import check_local, make_base_model
+    from workers.run_file import load_run_file
+    from workers.server import Server
+    from workers.signals import sigterm_interrupts
+    from workers.stack import Stack
+
+    here = Path.cwd()
+    file = load_run_file(config, assignments or [], here)
+    if address is not None:
+        server = Server(address, namespace)
+        raise typer.Exit(stay_with(Launch(file, run_id, server)))
+    check_local(file.config, here)
+    with sigterm_interrupts():
+        make_base_model(file.config, console)
+        with Stack.attach(here, PortWishes(port, ui_port, emulator_port), say) as stack:
+            server = Server.of_stack(stack.state)
+            code = stay_with(Launch(file, run_id, server, stack.news), stack)
+    raise typer.Exit(code)
+
+
+def stay_with(order: "Launch", stack: "Stack | None" = None) -> int:
+    """Launch, and say what still runs when the person leaves it; the exit code."""
+    from workers.launch import RunLeft, launch
+
+    try:
+        return asyncio.run(launch(order, console))
+    except RunLeft as left:
+        if stack is not None:
+            stack.stay()
+        for line in left.description(order.server, stack):
+            say(line)
+        return left.exit_code
+
+
+@app.command()
+def dev(
+    port: TemporalPort = None, ui_port: UiPort = None, emulator_port: EmulatorPort = None
+) -> None:
+    """Keep a local stack up: Temporal, the emulator and three workers, until Ctrl-C."""
+    from workers.ports import PortWishes
+    from workers.signals import sigterm_interrupts
+    from workers.stack import Stack
+
+    ports = PortWishes(port, ui_port, emulator_port)
+    with sigterm_interrupts(), Stack.attach(Path.cwd(), ports, say) as stack:
+        stack.take_over()
+        for line in stack.description():
+            say(line)
+        with contextlib.suppress(KeyboardInterrupt):
+            stack.follow(say)
+        say("stopping the stack ...")
+
+
+@app.command()
+def status(
+    run: RunArgument = None, address: Address = None, namespace: Namespace = "default"
+) -> None:
+    """Show where a run is."""
+    from workers.run_views import show_run
+
+    at_server(address, namespace, lambda server: show_run(server, run, console))
+
+
+@app.command()
+def stop(
+    run: RunArgument = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Await rollouts in flight instead of cancelling them.")
+    ] = False,
+    address: Address = None,
+    namespace: Namespace = "default",
+) -> None:
+    """Stop a run gracefully: it finishes its step, saves, evaluates and cleans up."""
+    from workers.run_views import stop_run
+
+    at_server(address, namespace, lambda server: stop_run(server, run, drain, console))
+
+
+@app.command("list")
+def list_runs(address: Address = None, namespace: Namespace = "default") -> None:
+    """List the runs, the newest first."""
+    from workers.run_views import show_runs
+
+    at_server(address, namespace, lambda server: show_runs(server, console))
+
+
+def at_server(
+    address: str | None, namespace: str, show: "Callable[[Server], Coroutine[Any, Any, None]]"
+) -> None:
+    """Show something of the server that the options mean."""
+    from workers.server import Server
+
+    asyncio.run(show(Server.find(address, namespace, Path.cwd())))
+
+
+@app.command()
+def worker(
+    role: Annotated[Literal["orchestrator", "rollout", "trainer"], typer.Argument()],
+    address: Address = None,
+    namespace: Namespace = "default",
+    slots: Annotated[int, typer.Option(min=1, help="Rollouts at once, of a rollout worker.")] = 512,
+) -> None:
+    """Serve a Temporal server until SIGTERM: workflows, user code, or trainer sessions."""
+    from workers.worker import serve
+
+    serve(role, address, namespace, slots, Path.cwd())
+
+
+@app.command()
+def emulator(
+    home: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where its checkpoints are kept.")
+    ] = Path(".everburn/emulator"),
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT")] = 8780,
+    enable_faults: Annotated[
+        bool, typer.Option("--enable-faults", help="Let tests plan failures; see docs.")
+    ] = False,
+) -> None:
+    """Serve the local Fireworks on 127.0.0.1: no account, no GPU, no network."""
+    from workers.ports import Wish, choose
+
+    choose(Wish("the emulator", port, "--port", asked=port))
+    from everburn.emulator.server import EmulatorSettings, serve
+
+    serve(EmulatorSettings(home=home.absolute(), enable_faults=enable_faults), port)
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]")] = None,
+    address: Address = None,
+    namespace: Namespace = "default",
+) -> None:
+    """Say what is missing here and how to get it, for CONFIG if one is given."""
+    from workers.doctor import examine
+
+    raise typer.Exit(examine(Path.cwd(), config, address, namespace, console))
+
+
+def say(text: str) -> None:
+    """A line that can be copied: never wrapped, coloured or read as markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def main() -> None:
+    try:
+        app(prog_name="everburn")
+    except UserError as error:
+        complain(str(error))
+        sys.exit(error.exit_code)
+    except ImportError as error:
+        complain(f"{error}: this environment lacks something; `everburn doctor` says what")
+        for name, text in intruders().items():
+            complain(f"package {name}: {text}")
+        sys.exit(UserError.exit_code)
+
+
+def complain(text: str) -> None:
+    complaints.print(f"error: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

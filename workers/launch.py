@@ -1,0 +1,297 @@
+"""`everburn run`: starting a run and staying with it until it has ended.
+
+Owns what an interrupt means to the person in front (the first asks the run to stop, the second
+leaves it), and what is said at the end. Doesn't own the stack (stack.py) or the run
+(workflows/train_run.py), which goes on whoever watches.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from everburn.refs import RunRef
+from workers.errors import BadInputError, UserError
+from workers.progress import Progress, progress_on
+from workers.report import Comparison, duration, metrics_table
+from workers.run_file import RunFile, check_run_id, is_local, link_latest, new_run_id
+from workers.runs import QUERY_TIMEOUT, describe_failure, open_runs, request_stop
+from workers.scripts import as_typed
+from workers.server import Server
+from workers.signals import interrupts_call
+from workflows.messages import RunResult, Status
+from workflows.queues import ORCHESTRATOR_QUEUE
+
+if TYPE_CHECKING:
+    from temporalio.client import Client, WorkflowHandle
+
+    from workers.stack import Stack
+    from workflows.train_run import TrainRun
+
+    Handle = WorkflowHandle[TrainRun, RunResult]
+
+REFRESH = 1.0
+UNREACHABLE_LIMIT = 60.0
+"""Seconds without an answer of the server after which there is no point in waiting."""
+
+News = Callable[[], list[str]]
+
+
+class RunLeft(Exception):
+    """The person left while the run went on."""
+
+    def __init__(self, run_id: str, number: signal.Signals) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+        self.exit_code = 128 + number
+
+    def description(self, server: Server, stack: "Stack | None") -> list[str]:
+        """What still runs, and how to reach it."""
+        run, everburn, temporal = self.run_id, as_typed("everburn"), as_typed("temporal")
+        where = "" if stack is not None else f" --address {server.address}"
+        lines = [
+            f"left run {run}: it was asked to stop, and goes on until it has, and its trainer "
+            "session with it",
+            f"  see where it is:  {everburn} status {run}{where}",
+            f"  end it sooner:    {temporal} workflow cancel --workflow-id {run} {server.options}",
+        ]
+        return lines if stack is None else lines + stack.leftover()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start, where, and what else there is to tell meanwhile (news of the stack)."""
+
+    file: RunFile
+    run_id: str | None
+    server: Server
+    news: News = list
+
+
+async def launch(order: Launch, console: Console) -> int:
+    """Start the run and stay until its end; the exit code.
+
+    Raises:
+        BadInputError: a run of that id exists.
+        UserError: Temporal can't be reached.
+        RunLeft: at the second interrupt.
+    """
+    client = await order.server.connect()
+    run_id, handle = await _start(order, client)
+    link_latest(order.file.config.store, run_id)
+    _say(console, f"run {run_id}")
+    if (page := order.server.page(run_id)) is not None:
+        _say(console, page)
+    for other in await open_runs(client):
+        if other.id != run_id:
+            _say(console, f"run {other.id} goes on beside it: `everburn stop {other.id}` ends it")
+    with progress_on(console) as progress:
+        watch = Watch(client, handle, progress, order.news)
+        ending = await watch.until_end()
+    seconds = await _wall_time(handle)
+    return _tell(order, console, run_id, ending, watch.status, seconds)
+
+
+async def _start(order: Launch, client: "Client") -> "tuple[str, Handle]":
+    from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+    from temporalio.exceptions import WorkflowAlreadyStartedError
+
+    from workflows.train_run import TrainRun
+
+    config = order.file.config
+    if order.run_id is not None:
+        run_id = check_run_id(order.run_id)
+    else:
+        run_id = new_run_id(order.file.name, config.store, datetime.now())
+    try:
+        handle = await client.start_workflow(
+            TrainRun.run,
+            args=[order.file.values],
+            id=run_id,
+            task_queue=ORCHESTRATOR_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            static_summary=f"{config.rollout.name} on {config.base_model}",
+        )
+    except WorkflowAlreadyStartedError:
+        raise BadInputError(
+            f"there is a run {run_id!r} already: choose another --id, or look at it with "
+            f"`everburn status {run_id}`"
+        ) from None
+    return run_id, handle
+
+
+@dataclass(frozen=True)
+class Ending:
+    """result, or how the run failed."""
+
+    result: RunResult | None
+    failure: str | None = None
+
+
+class Watch:
+    """Watches one run, and passes interrupts on to it."""
+
+    def __init__(self, client: "Client", handle: "Handle", progress: Progress, news: News) -> None:
+        self.status: Status | None = None
+        self._client = client
+        self._handle = handle
+        self._progress = progress
+        self._news = news
+        self._interrupts: list[signal.Signals] = []
+        self._interrupted = asyncio.Event()
+
+    async def until_end(self) -> Ending:
+        """Raises RunLeft at the second interrupt."""
+        ending = asyncio.create_task(self._ending())
+        watching = asyncio.create_task(self._watch())
+        leaving = asyncio.create_task(self._obey())
+        tasks = {ending, watching, leaving}
+        with interrupts_call(self._on_interrupt):
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {ending}:
+                    await task
+                found = await ending
+                await self._refresh()
+                return found
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_interrupt(self, number: signal.Signals) -> None:
+        self._interrupts.append(number)
+        self._interrupted.set()
+
+    async def _obey(self) -> None:
+        await self._next_interrupt()
+        self._progress.say(
+            "stopping gracefully: the run finishes its step, saves and evaluates; "
+            "interrupt again to leave at once"
+        )
+        asking = asyncio.create_task(request_stop(self._client, self._handle.id))
+        await self._next_interrupt()
+        asking.cancel()
+        raise RunLeft(self._handle.id, self._interrupts[-1])
+
+    async def _next_interrupt(self) -> None:
+        await self._interrupted.wait()
+        self._interrupted.clear()
+
+    async def _ending(self) -> Ending:
+        from temporalio.client import WorkflowFailureError
+        from temporalio.service import RPCError
+
+        while True:
+            try:
+                return Ending(await self._handle.result())
+            except WorkflowFailureError as error:
+                return Ending(None, describe_failure(error))
+            except RPCError:
+                await self._server_answers()
+
+    async def _server_answers(self) -> None:
+        """Wait until it does: it may be starting again."""
+        from temporalio.service import RPCError
+
+        deadline = asyncio.get_running_loop().time() + UNREACHABLE_LIMIT
+        while True:
+            try:
+                await self._handle.describe()
+                return
+            except RPCError as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise UserError(
+                        f"Temporal hasn't answered for {UNREACHABLE_LIMIT:.0f} s: {error.message}. "
+                        f"Run {self._handle.id} goes on when server and workers are back"
+                    ) from None
+            await asyncio.sleep(REFRESH)
+
+    async def _watch(self) -> None:
+        while True:
+            await self._refresh()
+            await asyncio.sleep(REFRESH)
+
+    async def _refresh(self) -> None:
+        from temporalio.client import WorkflowQueryFailedError
+        from temporalio.service import RPCError
+
+        from workflows.train_run import TrainRun
+
+        for line in self._news():
+            self._progress.say(line)
+        try:
+            self.status = await self._handle.query(TrainRun.status, rpc_timeout=QUERY_TIMEOUT)
+        except (RPCError, WorkflowQueryFailedError):
+            return  # no worker at the moment, or nothing to tell yet: the last status stands
+        self._progress.show(self.status)
+
+
+async def _wall_time(handle: "Handle") -> float | None:
+    """Seconds from the run's start to its end; None where the server can't be asked any more."""
+    from temporalio.service import RPCError
+
+    try:
+        found = await handle.describe()
+    except RPCError:
+        return None
+    end = found.close_time or datetime.now(UTC)
+    return (end - found.start_time).total_seconds()
+
+
+def _tell(
+    order: Launch,
+    console: Console,
+    run_id: str,
+    ending: Ending,
+    status: Status | None,
+    seconds: float | None,
+) -> int:
+    """The last words; the exit code."""
+    run = RunRef(store=order.file.config.store, id=run_id)
+    result = ending.result
+    if result is not None:
+        _tell_result(console, run, result, seconds)
+    else:
+        _say(console, f"run {run_id} failed: {ending.failure}")
+        show = f"{as_typed('temporal')} workflow show --workflow-id {run_id}"
+        _say(console, f"its history: {show} {order.server.options}")
+    for note in status.notes if status is not None else []:
+        _say(console, f"note: {note}")
+    _say(console, f"run folder: {_shown(run)}")
+    return 0 if result is not None else 1
+
+
+def _tell_result(console: Console, run: RunRef, result: RunResult, seconds: float | None) -> None:
+    comparison = Comparison.of(run)
+    table = comparison.table() or metrics_table(result.evaluations)
+    if table is not None:
+        console.print()
+        console.print(table)
+    if (conditions := comparison.conditions()) is not None:
+        _say(console, f"({conditions})")
+    console.print()
+    took = "" if seconds is None else f" in {duration(seconds)}"
+    verb = "stopped" if result.stopped else "trained"
+    _say(console, f"{verb} after {result.steps} steps on {result.rows} rows{took}")
+    if result.checkpoint is not None:
+        _say(console, f"checkpoint: {result.checkpoint}")
+
+
+def _shown(run: RunRef) -> str:
+    """The run's folder, from the current folder where it is below that."""
+    if not is_local(run.folder):
+        return run.folder
+    folder, here = Path(run.folder), Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
+def _say(console: Console, text: str) -> None:
+    """A line that can be copied: never wrapped or coloured."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,101 @@
+"""Ports of 127.0.0.1: which are free, and who has the others.
+
+A default port that is taken is replaced, with a word about it: whatever listens there isn't ours.
+A port that was asked for is never replaced.
+"""
+
+import contextlib
+import socket
+from dataclasses import dataclass
+
+from workers.errors import BadInputError
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A port for something: its usual one, or one that a person asked for by an option."""
+
+    purpose: str
+    usual: int
+    option: str
+    asked: int | None = None
+
+
+@dataclass(frozen=True)
+class PortWishes:
+    """The ports that a person asked for, if any."""
+
+    temporal: int | None = None
+    ui: int | None = None
+    emulator: int | None = None
+
+    def wishes(self) -> tuple[Wish, Wish, Wish]:
+        """For the Temporal server, its UI and the emulator."""
+        return (
+            Wish("the Temporal server", 7233, "--port", self.temporal),
+            Wish("the Temporal UI", 8233, "--ui-port", self.ui),
+            Wish("the emulator", 8780, "--emulator-port", self.emulator),
+        )
+
+
+def choose(wish: Wish) -> tuple[int, str | None]:
+    """A free port, and a note where it isn't the usual one.
+
+    Raises:
+        BadInputError: the port that was asked for is taken.
+    """
+    port = wish.asked if wish.asked is not None else wish.usual
+    if is_free(port):
+        return port, None
+    if wish.asked is not None:
+        raise BadInputError(
+            f"port {port} for {wish.purpose} is in use{_by(port)}: "
+            f"free it, or choose another with {wish.option}"
+        )
+    other = free_port()
+    return other, f"port {port} is in use{_by(port)}: {wish.purpose} takes {other}"
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there."""
+    with socket.socket() as probe:
+        # As servers do: a port whose last connections are still winding down is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    # On macOS the bind succeeds beside a server that listens on all addresses.
+    return not is_open(port)
+
+
+def is_open(port: int) -> bool:
+    """Whether something accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def occupant(port: int) -> str | None:
+    """The process that listens there, `name, pid 123`; None where the system doesn't say."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN
+            if listens and connection.pid and connection.laddr[1:2] == (port,):
+                return f"{psutil.Process(connection.pid).name()}, pid {connection.pid}"
+    return None
+
+
+def _by(port: int) -> str:
+    found = occupant(port)
+    return f" ({found})" if found else ""

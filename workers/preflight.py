@@ -1,0 +1,45 @@
+"""What a run on the local stack needs before anything is started.
+
+The workers check all of it again (everburn/task.py); here it is checked because on one machine the
+answer is known at once, not after a server has started.
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from everburn.backends import MissingKeyError, api_key
+from everburn.config import RunConfig
+from workers import dotenv
+from workers.errors import BadInputError
+from workers.run_file import missing_datasets
+
+
+def check_local(config: RunConfig, folder: Path) -> None:
+    """Raises BadInputError: a dataset file isn't there, or no API key."""
+    missing = missing_datasets(config)
+    if missing:
+        raise BadInputError("there is no dataset file " + " and no ".join(missing))
+    dotenv.load(folder)
+    try:
+        api_key(config)
+    except MissingKeyError as error:
+        raise BadInputError(str(error)) from None
+
+
+def make_base_model(config: RunConfig, console: Console) -> None:
+    """Make the emulator's base model on its first use: it takes a while, and shows how far it is.
+
+    Raises:
+        BadInputError: the emulator has no such model.
+    """
+    if config.backend != "emulator" or config.base_url is not None:
+        return
+    from everburn.emulator import base_model
+
+    if config.base_model not in base_model.NAMES:
+        known = ", ".join(base_model.NAMES)
+        raise BadInputError(
+            f"the emulator has no base model {config.base_model!r}: base_model is one of {known}"
+        )
+    base_model.ensure(config.base_model)

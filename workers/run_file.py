@@ -1,0 +1,146 @@
+"""The file of `everburn run`: from what a person wrote to what is sent.
+
+Owns the file's syntax, `--set`, where relative paths start, the default run id, and the link
+`latest`. The configuration's own rules are in everburn/config.py.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from everburn.config import ConfigError, RunConfig, parse_config
+from workers.errors import BadInputError
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""It names a folder and a workflow, and is typed by people."""
+DATASET_FIELDS = ("dataset", "evaluation_dataset")
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A configuration that is valid and doesn't depend on the current folder any more."""
+
+    name: str
+    values: dict[str, Any]
+    config: RunConfig
+
+
+def load_run_file(path: Path, assignments: list[str], folder: Path) -> RunFile:
+    """Read, change by `path=value` assignments, and check.
+
+    Relative dataset paths start at the file's own folder, those in assignments and `store` at
+    `folder`.
+
+    Raises:
+        BadInputError: with everything that is wrong.
+    """
+    values = _read(path)
+    _locate_datasets(values, path.absolute().parent)
+    for assignment in assignments:
+        _assign(values, assignment)
+    _locate_datasets(values, folder)
+    try:
+        config = parse_config(values)
+    except ConfigError as error:
+        raise BadInputError(f"{path}: {error}") from None
+    values["store"] = _absolute(config.store, folder)
+    return RunFile(_name(path), values, parse_config(values))
+
+
+def new_run_id(name: str, store: str, now: datetime) -> str:
+    """`<name>-<yyyymmdd-hhmmss>`, with a number behind it where the local store has that."""
+    first = f"{name}-{now:%Y%m%d-%H%M%S}"
+    number, run_id = 1, first
+    while is_local(store) and (Path(store) / run_id).exists():
+        number += 1
+        run_id = f"{first}-{number}"
+    return run_id
+
+
+def check_run_id(run_id: str) -> str:
+    """Raises BadInputError for an id that can't name a folder."""
+    if not RUN_ID.fullmatch(run_id):
+        raise BadInputError(
+            f"{run_id!r} can't be a run id: letters, digits, '.', '_' and '-', at most 128, "
+            "beginning with a letter or digit"
+        )
+    return run_id
+
+
+def link_latest(store: str, run_id: str) -> None:
+    """Let `latest`, beside the run's folder, point to it. Object stores have no links."""
+    if not is_local(store):
+        return
+    folder = Path(store)
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".latest-{run_id}"
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(run_id)
+    draft.replace(folder / "latest")
+
+
+def is_local(location: str) -> bool:
+    return "://" not in location
+
+
+def missing_datasets(config: RunConfig) -> list[str]:
+    """Local dataset files that aren't there."""
+    sources = (config.dataset, config.evaluation_dataset)
+    files = [source for source in sources if isinstance(source, str) and is_local(source)]
+    return [file for file in files if not Path(file).is_file()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInputError(f"can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInputError(f"{path} isn't UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise BadInputError(
+            f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
+        ) from None
+    if not isinstance(values, dict):
+        raise BadInputError(f"{path} holds a JSON {type(values).__name__}, not an object")
+    return values
+
+
+def _assign(values: dict[str, Any], assignment: str) -> None:
+    """Apply `path=value`; the value is JSON where it reads as JSON, else text."""
+    path, equals, text = assignment.partition("=")
+    parts = path.strip().split(".")
+    if not equals or not all(parts):
+        raise BadInputError(f"--set {assignment}: write path=value, for example epochs=2")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    target = values
+    for depth, part in enumerate(parts[:-1], start=1):
+        below = target.setdefault(part, {})
+        if not isinstance(below, dict):
+            raise BadInputError(f"--set {assignment}: {'.'.join(parts[:depth])} isn't an object")
+        target = below
+    target[parts[-1]] = value
+
+
+def _locate_datasets(values: dict[str, Any], folder: Path) -> None:
+    for field in DATASET_FIELDS:
+        if isinstance(values.get(field), str):
+            values[field] = _absolute(values[field], folder)
+
+
+def _absolute(location: str, folder: Path) -> str:
+    return str(folder / location) if is_local(location) else location
+
+
+def _name(path: Path) -> str:
+    """The file's name without .json; a file that is called `run` goes by its folder's name."""
+    stem = path.absolute().name.removesuffix(".json")
+    first, dot, others = stem.partition(".")
+    name = f"{path.absolute().parent.name}{dot}{others}" if first == "run" else stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "run"

@@ -1,0 +1,168 @@
+"""The folder `.everburn` of a local stack: its state, its locks, its logs.
+
+Owns the files by which commands and the supervisor of one folder know of each other:
+
+- `stack.json`: what runs where. It counts only while the supervisor named in it lives.
+- `attached.lock`: held shared by every command that uses the stack. The kernel drops it when a
+  command ends, however it ends; when nobody holds it, the supervisor stops the stack.
+- `supervisor.lock`: held by the supervisor, so that there is one.
+"""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+STOP_GRACE = 5.0
+"""Seconds a leftover process has between SIGTERM and SIGKILL."""
+
+
+class ProcessRecord(BaseModel):
+    """A process by pid and the time it was created at: pids alone are reused."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int
+    created: float
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessRecord":
+        try:
+            return cls(pid=pid, created=psutil.Process(pid).create_time())
+        except psutil.NoSuchProcess:
+            return cls(pid=pid, created=0.0)
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The process, if it still lives."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = psutil.Process(self.pid)
+            same = found.create_time() == self.created
+            return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+        return None
+
+
+class StackState(BaseModel):
+    """What runs where. phase: `starting`, `running`, `stopping` or `failed`. stays: also without
+    users."""
+
+    supervisor: ProcessRecord
+    phase: str = "starting"
+    failure: str | None = None
+    stays: bool = False
+    temporal_port: int
+    ui_port: int
+    emulator_port: int
+    services: dict[str, ProcessRecord] = Field(default_factory=dict)
+
+    @property
+    def temporal(self) -> str:
+        return f"127.0.0.1:{self.temporal_port}"
+
+    @property
+    def ui(self) -> str:
+        return f"http://127.0.0.1:{self.ui_port}"
+
+    @property
+    def emulator(self) -> str:
+        return f"http://127.0.0.1:{self.emulator_port}"
+
+    @property
+    def lives(self) -> bool:
+        return self.supervisor.process is not None
+
+
+class StackFolder:
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.path = self.root / ".everburn"
+        self.logs = self.path / "logs"
+        self.database = self.path / "temporal.db"
+        self.emulator_home = self.path / "emulator"
+        self.attached_lock = self.path / "attached.lock"
+        self.supervisor_lock = self.path / "supervisor.lock"
+        self._state = self.path / "stack.json"
+
+    def create(self) -> None:
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def find(self) -> StackState | None:
+        """The state of the stack, if one lives here."""
+        state = self.last()
+        return state if state is not None and state.lives else None
+
+    def last(self) -> StackState | None:
+        """The state that was written last, also of a supervisor that is gone."""
+        try:
+            return StackState.model_validate_json(self._state.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def write(self, state: StackState) -> None:
+        draft = self._state.with_suffix(".partial")
+        draft.write_text(state.model_dump_json(indent=1) + "\n")
+        draft.replace(self._state)
+
+    def forget(self) -> None:
+        self._state.unlink(missing_ok=True)
+
+
+class FolderLock:
+    """A lock on a file, let go when it is closed or when its process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def share(self) -> None:
+        """Hold it together with others; waits for one who holds it alone."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+
+    def try_alone(self) -> bool:
+        """Hold it alone, unless somebody holds it."""
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    def release(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def end_leftovers(state: StackState) -> None:
+    """End the services whose supervisor was killed: they hold ports and the database."""
+    found = [record.process for record in state.services.values()]
+    end_processes([process for process in found if process is not None])
+
+
+def end_processes(processes: list[psutil.Process]) -> None:
+    """SIGTERM, and SIGKILL for those that are still there after a while."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, stubborn = psutil.wait_procs(processes, timeout=STOP_GRACE)
+    for process in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(stubborn, timeout=STOP_GRACE)

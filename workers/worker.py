@@ -1,0 +1,57 @@
+"""The command `everburn worker`: a process of one role, and the surroundings it needs.
+
+Owns the environment that user code meets (the import path, the local `.env`), logging, and the
+words for a server that isn't there. Doesn't own what a role serves (processes.py).
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everburn.backends import EMULATOR_URL_ENV
+from workers import dotenv
+from workers.server import Server
+from workers.stack_folder import StackFolder
+
+if TYPE_CHECKING:
+    from workers.processes import Role
+
+DEFAULT_ADDRESS = "127.0.0.1:7233"
+
+
+def serve(role: "Role", address: str | None, namespace: str, slots: int, folder: Path) -> None:
+    """Serve until SIGTERM or SIGINT: the server at `address`, else of the folder's stack, else
+    the usual one.
+
+    Raises:
+        UserError: no Temporal server there.
+    """
+    from workers.processes import run_worker
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    dotenv.load(folder)
+    stack = StackFolder(folder).find()
+    if stack is not None:
+        os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
+    if role != "orchestrator":
+        _let_import_from(folder)
+    found = address or (stack.temporal if stack is not None else DEFAULT_ADDRESS)
+
+    async def connect_and_serve() -> None:
+        await run_worker(role, await Server(found, namespace).connect(), slots)
+
+    asyncio.run(connect_and_serve())
+
+
+def _let_import_from(folder: Path) -> None:
+    """User modules are found in the current folder, as by `python script.py` there.
+
+    Not in an orchestrator: it runs no user code, and its sandbox would find a `workflows` folder of
+    the user's. Everburn's own packages have been imported by now: no folder can take their place.
+    """
+    sys.path.insert(0, str(folder))
