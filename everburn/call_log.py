@@ -68,7 +68,7 @@ def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:
 
 
 def _read(store: ArtifactStore, key: str) -> list[LoggedCall]:
-    """The calls of a log; a last line that a crash cut off is left out."""
+    """The calls of a log; lines that a crash cut off are left out."""
     if not store.exists(key):
         return []
     calls = []
@@ -76,5 +76,5 @@ def _read(store: ArtifactStore, key: str) -> list[LoggedCall]:
         try:
             calls.append(LoggedCall.model_validate_json(line))
         except ValueError:
-            break
+            continue
     return calls

@@ -82,7 +82,7 @@ def rollout_key(group: GroupKey, completion: int) -> str:
 
 
 def call_log_key(group: GroupKey, completion: int) -> str:
-    return f"rollouts/{group.name}/calls-{completion}.jsonl"
+    return f"rollouts/{group.name}/_calls-{completion}.jsonl"
 
 
 def group_key(group: GroupKey) -> str:

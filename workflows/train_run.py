@@ -104,7 +104,9 @@ class TrainRun:
             raise
         except (Exception, asyncio.CancelledError) as error:
             await self._unwind(error)
-            raise self._failure(error) from error
+            failure = self._failure(error)
+            # An error that is its own cause can't be written down.
+            raise failure from (None if failure is error else error)
         finally:
             for task in company:
                 task.cancel()
@@ -257,7 +259,7 @@ class TrainRun:
         cleanup = asyncio.create_task(self._clean_up())
         while not cleanup.done():
             # A second cancellation must not interrupt the cleanup of the first.
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, Exception):
                 await asyncio.shield(cleanup)
         if not cleanup.cancelled() and cleanup.exception() is not None:
             workflow.logger.warning("cleanup failed: %s", cleanup.exception())

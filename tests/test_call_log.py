@@ -1,0 +1,95 @@
+"""A completion that is run again repeats no call that an earlier attempt finished."""
+
+from pathlib import Path
+
+from everburn.call_log import CallLog, LoggedCall, question_digest
+from everburn.store import ArtifactStore
+
+KEY = "rollouts/row-000017.0/_calls-3.jsonl"
+
+
+def a_call(index: int, prompt: list[int]) -> LoggedCall:
+    return LoggedCall(
+        index=index,
+        digest=question_digest(prompt, {}),
+        tokens=[index, 9],
+        logprobs=[-0.5, -0.1],
+        raw_logprobs=None,
+        text=f"answer {index}",
+        finish_reason="stop",
+        version=4,
+    )
+
+
+async def a_log_of(store: ArtifactStore, *prompts: list[int]) -> CallLog:
+    """The log of an attempt that asked these prompts."""
+    log = CallLog(store, KEY)
+    for prompt in prompts:
+        index, _ = log.ask(question_digest(prompt, {}))
+        await log.note(a_call(index, prompt))
+    return log
+
+
+def crash_while_writing(store: ArtifactStore) -> None:
+    with Path(store.path(KEY)).open("a") as file:
+        file.write('{"index": 1, "digest": "ab')
+
+
+async def test_a_retry_that_asks_the_same_gets_the_recorded_answers(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await a_log_of(store, [1], [1, 2])
+    retry = CallLog(store, KEY)
+
+    assert retry.ask(question_digest([1], {})) == (0, a_call(0, [1]))
+    assert retry.ask(question_digest([1, 2], {})) == (1, a_call(1, [1, 2]))
+    assert retry.ask(question_digest([1, 2, 3], {})) == (2, None)
+    assert retry.reused == 2
+
+
+async def test_from_the_first_question_that_differs_everything_is_fresh(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await a_log_of(store, [1], [2], [3])
+    retry = CallLog(store, KEY)
+
+    assert retry.ask(question_digest([1], {}))[1] is not None
+    assert retry.ask(question_digest([99], {}))[1] is None
+    assert retry.ask(question_digest([3], {}))[1] is None
+    assert retry.reused == 1
+
+
+async def test_parameters_are_part_of_the_question(tmp_path: Path) -> None:
+    assert question_digest([1], {"temperature": 1.0}) != question_digest([1], {"temperature": 0.0})
+    assert question_digest([1, 2], {}) != question_digest([12], {})
+
+
+async def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await a_log_of(store, [1])
+    crash_while_writing(store)
+    retry = CallLog(store, KEY)
+
+    assert retry.ask(question_digest([1], {}))[1] is not None
+    assert retry.ask(question_digest([2], {}))[1] is None
+
+
+async def test_what_follows_a_cut_off_line_is_not_lost_to_it(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await a_log_of(store, [1])
+    crash_while_writing(store)
+    second = CallLog(store, KEY)
+    second.ask(question_digest([1], {}))
+    index, _ = second.ask(question_digest([2], {}))
+    await second.note(a_call(index, [2]))
+    third = CallLog(store, KEY)
+
+    assert third.ask(question_digest([1], {}))[1] is not None
+    assert third.ask(question_digest([2], {})) == (1, a_call(1, [2]))
+
+
+async def test_a_finished_completion_forgets_its_log(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    log = await a_log_of(store, [1])
+    log.forget()
+    log.forget()
+
+    assert not store.exists(KEY)

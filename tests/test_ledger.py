@@ -1,0 +1,85 @@
+"""The ledger: append-only, idempotent, and loud where two writers disagree."""
+
+from pathlib import Path
+
+import pytest
+
+from everburn.ledger import (
+    AdamParams,
+    LedgerConflictError,
+    LedgerEntry,
+    as_rows,
+    commit,
+    find_entry,
+    read_ledger,
+)
+from everburn.store import ArtifactStore
+
+ADAM = AdamParams(
+    learning_rate=1e-3,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-12,
+    weight_decay=0.0,
+    grad_clip_norm=0.0,
+    normalization="num_loss_tokens",
+)
+
+
+def an_entry(step: int, groups: tuple[str, ...] = ("0", "1")) -> LedgerEntry:
+    return LedgerEntry(
+        step=step,
+        version=step,
+        epoch=1,
+        updated=True,
+        groups=list(groups),
+        submissions=[],
+        loss="grpo",
+        loss_config={},
+        adam=ADAM,
+        snapshot=f"policy-{step}",
+        seconds=1.5,
+        metrics={"rollout/raw_reward": 0.5},
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(str(tmp_path))
+
+
+def test_steps_are_read_back_in_order(store: ArtifactStore) -> None:
+    for step in (1, 2, 3):
+        commit(store, an_entry(step, (str(2 * step), str(2 * step + 1))))
+
+    assert [entry.step for entry in read_ledger(store)] == [1, 2, 3]
+
+
+def test_committing_again_returns_what_was_committed_first(store: ArtifactStore) -> None:
+    first = commit(store, an_entry(1))
+    again = an_entry(1).model_copy(update={"seconds": 99.0})
+
+    assert commit(store, again) == first
+    assert find_entry(store, 1) == first
+
+
+def test_another_batch_for_a_committed_step_is_refused(store: ArtifactStore) -> None:
+    commit(store, an_entry(1))
+
+    with pytest.raises(LedgerConflictError, match=r"step 1 was committed with groups .*'0', '1'"):
+        commit(store, an_entry(1, ("0", "7")))
+
+
+def test_a_step_without_its_predecessor_is_refused(store: ArtifactStore) -> None:
+    with pytest.raises(LedgerConflictError, match="step 1 is missing"):
+        commit(store, an_entry(2))
+
+
+def test_it_becomes_a_table(store: ArtifactStore) -> None:
+    import pandas
+
+    commit(store, an_entry(1))
+    table = pandas.DataFrame(as_rows(read_ledger(store)))
+
+    assert table.loc[0, "adam/learning_rate"] == 1e-3
+    assert table.loc[0, "rollout/raw_reward"] == 0.5

@@ -1,0 +1,77 @@
+"""The metrics file has one record per stream and index, whatever is retried."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from everburn import metrics
+from everburn.metrics import PRODUCER_STREAM, STEP_STREAM, Record
+from everburn.store import ArtifactStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(str(tmp_path))
+
+
+def lines(store: ArtifactStore) -> list[dict[str, float]]:
+    return [json.loads(line) for line in store.get("metrics.jsonl").splitlines()]
+
+
+def a_step(index: int, **values: float) -> Record:
+    return Record(stream=STEP_STREAM, index=index, values=values)
+
+
+def test_records_are_flat_lines(store: ArtifactStore) -> None:
+    metrics.record(store, [Record(stream=STEP_STREAM, index=1, values={"train/lr": 0.1})])
+
+    assert lines(store) == [{"rollout/step": 1, "train/lr": 0.1}]
+
+
+def test_a_record_that_is_there_is_not_written_again(store: ArtifactStore) -> None:
+    metrics.record(store, [a_step(1, a=1.0)])
+    metrics.record(store, [a_step(1, a=2.0), a_step(2, a=3.0)])
+
+    assert lines(store) == [{"rollout/step": 1, "a": 1.0}, {"rollout/step": 2, "a": 3.0}]
+
+
+def test_the_two_streams_have_clocks_of_their_own(store: ArtifactStore) -> None:
+    metrics.record(store, [a_step(1), Record(stream=PRODUCER_STREAM, index=1)])
+
+    assert [record.key for record in metrics.read(store)] == [
+        (STEP_STREAM, 1),
+        (PRODUCER_STREAM, 1),
+    ]
+
+
+def test_an_evaluation_adds_to_the_record_of_its_step(store: ArtifactStore) -> None:
+    metrics.record(store, [a_step(1, a=1.0), a_step(2, a=2.0)])
+    metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
+    metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
+
+    assert lines(store) == [
+        {"rollout/step": 1, "a": 1.0, "eval/reward": 0.5},
+        {"rollout/step": 2, "a": 2.0},
+    ]
+
+
+def test_an_evaluation_before_the_first_step_has_a_record_of_its_own(store: ArtifactStore) -> None:
+    metrics.amend(store, STEP_STREAM, 0, {"eval/reward": 0.5})
+    metrics.record(store, [a_step(1)])
+
+    assert [record.index for record in metrics.read(store)] == [0, 1]
+
+
+def test_a_line_that_a_crash_cut_off_is_written_again(store: ArtifactStore) -> None:
+    metrics.record(store, [a_step(1, a=1.0)])
+    with Path(store.path("metrics.jsonl")).open("a") as file:
+        file.write('{"rollout/step": 2, "a"')
+    metrics.record(store, [a_step(2, a=2.0)])
+
+    assert [(r.index, r.values) for r in metrics.read(store)] == [(1, {"a": 1.0}), (2, {"a": 2.0})]
+
+
+def test_what_is_not_a_number_is_refused(store: ArtifactStore) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        metrics.record(store, [a_step(1, a=float("nan"))])

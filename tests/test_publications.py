@@ -1,0 +1,71 @@
+"""Who serves a policy version, and under which lease."""
+
+from pathlib import Path
+
+import pytest
+
+from everburn.publications import (
+    Publication,
+    StaleEpochError,
+    carry_publication,
+    current_publication,
+    find_publication,
+    publish,
+    serving,
+)
+from everburn.store import ArtifactStore
+
+
+def a_publication(version: int, epoch: int = 1) -> Publication:
+    name = f"policy-{version:04d}-e{epoch}"
+    return Publication(version=version, epoch=epoch, snapshot=name, handle=f"handle of {name}")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(str(tmp_path))
+
+
+def test_each_version_is_served_by_its_own_snapshot(store: ArtifactStore) -> None:
+    publish(store, a_publication(0))
+    publish(store, a_publication(1))
+
+    assert serving(store, 0) == a_publication(0)
+    assert serving(store, 1) == a_publication(1)
+    assert serving(store, 2) is None
+    assert current_publication(store) == a_publication(1)
+
+
+def test_an_older_epoch_never_overwrites_a_newer_one(store: ArtifactStore) -> None:
+    publish(store, a_publication(3, epoch=2))
+
+    with pytest.raises(StaleEpochError, match="version 3 is served under epoch 2"):
+        publish(store, a_publication(3, epoch=1))
+    with pytest.raises(StaleEpochError):
+        publish(store, a_publication(4, epoch=1))
+    assert find_publication(store, 4) is None
+
+
+def test_a_version_that_died_with_its_lease_is_served_by_the_current_policy(
+    store: ArtifactStore,
+) -> None:
+    for version in range(4):
+        publish(store, a_publication(version))
+    publish(store, a_publication(2, epoch=2), current=False)
+
+    assert serving(store, 1) == a_publication(1), "the new lease doesn't serve yet"
+    assert serving(store, 2) == a_publication(2, epoch=2)
+
+    publish(store, a_publication(3, epoch=2))
+
+    assert serving(store, 1) == a_publication(3, epoch=2), "nobody replayed it for version 1"
+    assert serving(store, 2) == a_publication(2, epoch=2), "it was replayed for version 2"
+
+
+def test_a_step_without_update_is_served_by_the_previous_snapshot(store: ArtifactStore) -> None:
+    publish(store, a_publication(5))
+    carried = carry_publication(store, 6)
+
+    assert carried.snapshot == a_publication(5).snapshot
+    assert serving(store, 6) == carried
+    assert current_publication(store) == carried
