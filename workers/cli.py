@@ -172,6 +172,26 @@ def list_runs(address: Address = None, namespace: Namespace = "default") -> None
     at_server(address, namespace, lambda server: show_runs(server, console))
 
 
+@app.command()
+def verify(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+) -> None:
+    """Re-execute a run's ledger on a fresh trainer, and compare weights bit for bit.
+
+    Also checks that each row has one fate, and that every recorded file is as it was recorded.
+    """
+    from workers.verification import find_run_folder, verify_run
+
+    here = Path.cwd()
+    found = find_run_folder(run, here)
+    done = asyncio.run(verify_run(found, here))
+    say(
+        f"run {found.id} agrees with its ledger: {done.steps} steps re-executed, "
+        f"{done.rows_trained} rows trained once, {done.rows_rejected} rejected; "
+        f"weights equal {done.weights}"
+    )
+
+
 def at_server(
     address: str | None, namespace: str, show: "Callable[[Server], Coroutine[Any, Any, None]]"
 ) -> None:
