@@ -86,7 +86,11 @@ class RolloutActivities:
 
         def judge(group: Group) -> bool:
             assert entrypoint is not None
-            return bool(call(entrypoint, group))
+            try:
+                return bool(call(entrypoint, group))
+            except Exception as error:
+                where = f"run {order.run.id} · row {order.group.cursor} · {entrypoint.name}"
+                raise application_error(error, where=where) from error
 
         with final_errors(StoreError):
             manifest = await self._in_user_loop(

@@ -260,11 +260,11 @@ class TrainerActivities:
         from everburn.trainers import TrainerStateLostError
         from everburn.trainers.lease import OperationKey
 
-        try:
-            with final_errors():
+        with final_errors():
+            try:
                 return await lease.once(ref.epoch, OperationKey(step, operation, part), run)
-        except (StaleEpochError, TrainerStateLostError) as error:
-            raise application_error(error, kind=TRAINER_STATE_LOST) from error
+            except (StaleEpochError, TrainerStateLostError) as error:
+                raise application_error(error, kind=TRAINER_STATE_LOST) from error
 
 
 def lease_queue(ref: LeaseRef) -> str:

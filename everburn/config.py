@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -394,55 +393,3 @@ def reconfigured(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
         what = f"{', '.join(fixed)} can't change while a run goes on" if fixed else "no changes"
         raise ConfigError(f"{what}; what can: {', '.join(sorted(RECONFIGURABLE))}")
     return parse_config(config.model_dump(mode="json") | changes)
-
-
-def load_config_file(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """Read a JSON file and apply `--set path=value` overrides, without validating the result.
-
-    A value is JSON where it parses as JSON, else a string; a path is dotted
-    (`rollout.kwargs.style=short`).
-
-    Raises:
-        ConfigError: the file can't be read, isn't JSON or isn't an object, or an override is
-            malformed; with the file's name, line and column.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"can't read {path}: not UTF-8 text, at byte {error.start}") from None
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
-        ) from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: a run's configuration is a JSON object")
-    for override in overrides or []:
-        _apply_override(value, override)
-    return value
-
-
-def _apply_override(target: dict[str, Any], override: str) -> None:
-    path, separator, text = override.partition("=")
-    if not separator or not path:
-        raise ConfigError(f"--set {override!r}: write path=value, for example learning_rate=1e-4")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = text
-    *parents, last = path.split(".")
-    for parent in parents:
-        below = target.get(parent)
-        if isinstance(below, str):
-            # A bare entry point name stands for an object; its kwargs can be set all the same.
-            below = {"name": below}
-            target[parent] = below
-        if below is None:
-            below = target[parent] = {}
-        if not isinstance(below, dict):
-            raise ConfigError(f"--set {override!r}: {parent} isn't an object")
-        target = below
-    target[last] = value

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from everburn.config import (
     ConfigError,
     Entrypoint,
     RunConfig,
-    load_config_file,
     parse_config,
 )
 
@@ -388,80 +386,3 @@ def test_sampling_without_temperature_is_warned_about():
     assert config(temperature=0).warnings() == [
         "temperature=0: all completions of a row are alike and train nothing"
     ]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(SMALLEST))
-    return path
-
-
-def test_a_file_is_read_and_overridden(file: Path):
-    value = load_config_file(
-        file,
-        [
-            "learning_rate=1e-4",
-            "shuffle=false",
-            "base_model=other",
-            "rollout.kwargs.style=short",
-            "rollout.kwargs.deep.level=3",
-            'extras={"a": [1]}',
-            "store=s3://bucket/runs?x=y",
-        ],
-    )
-    settings = parse_config(value)
-    assert settings.learning_rate == 1e-4
-    assert settings.shuffle is False
-    assert settings.base_model == "other"
-    assert settings.rollout == Entrypoint(
-        name="my_task:make_rollout_fn", kwargs={"style": "short", "deep": {"level": 3}}
-    )
-    assert settings.extras == {"a": [1]}
-    assert settings.store == "s3://bucket/runs?x=y"
-
-
-def test_a_later_override_wins(file: Path):
-    assert load_config_file(file, ["epochs=2", "epochs=3"])["epochs"] == 3
-
-
-def test_overrides_are_validated_like_the_file(file: Path):
-    with pytest.raises(ConfigError, match="eppochs: no such field; did you mean epochs"):
-        parse_config(load_config_file(file, ["eppochs=2"]))
-    with pytest.raises(ConfigError, match="temperature: Input should be a finite number"):
-        parse_config(load_config_file(file, ["temperature=NaN"]))
-
-
-@pytest.mark.parametrize("override", ["epochs", "=3", ""])
-def test_a_malformed_override_is_refused(file: Path, override: str):
-    with pytest.raises(ConfigError, match=f"--set '{override}': write path=value"):
-        load_config_file(file, [override])
-
-
-def test_an_override_cant_go_below_a_number(file: Path):
-    with pytest.raises(ConfigError, match=r"--set 'lora_rank\.x=1': lora_rank isn't an object"):
-        load_config_file(file, ["lora_rank.x=1"])
-
-
-def test_broken_json_is_reported_with_line_and_column(tmp_path: Path):
-    path = tmp_path / "run.json"
-    path.write_text('{\n  "epochs": 1,\n  "seed" 0\n}\n')
-    with pytest.raises(ConfigError) as caught:
-        load_config_file(path)
-    assert str(caught.value) == f"{path}:3:10: not valid JSON: Expecting ':' delimiter"
-
-
-def test_a_file_that_cant_be_read_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError) as caught:
-        load_config_file(tmp_path / "none.json")
-    assert str(caught.value) == f"can't read {tmp_path}/none.json: No such file or directory"
-
-
-def test_a_file_that_isnt_text_or_no_object_is_refused(tmp_path: Path):
-    path = tmp_path / "run.json"
-    path.write_bytes(b'{"base_model": "\xff"}')
-    with pytest.raises(ConfigError, match="not UTF-8 text, at byte 16"):
-        load_config_file(path)
-    path.write_text("[1]")
-    with pytest.raises(ConfigError, match=f"{path}: a run's configuration is a JSON object"):
-        load_config_file(path)

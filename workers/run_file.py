@@ -16,6 +16,7 @@ from workers.errors import BadInputError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """It names a folder and a workflow, and is typed by people."""
+ENTRYPOINT_FIELDS = ("rollout", "dynamic_filter", "evaluation")
 DATASET_FIELDS = ("dataset", "evaluation_dataset")
 
 
@@ -120,6 +121,9 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     except json.JSONDecodeError:
         value = text
     target = values
+    if isinstance(values.get(parts[0]), str) and parts[0] in ENTRYPOINT_FIELDS and parts[1:]:
+        # A bare name stands for an object: its keyword arguments can be set all the same.
+        values[parts[0]] = {"name": values[parts[0]]}
     for depth, part in enumerate(parts[:-1], start=1):
         below = target.setdefault(part, {})
         if not isinstance(below, dict):

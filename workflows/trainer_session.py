@@ -128,7 +128,9 @@ class TrainerSession:
         try:
             return await mutation
         except ActivityError as error:
-            raise self._lost_by(error) from error
+            if _is_refused(error.cause):
+                raise
+            raise _lost_by(error.cause) from error
 
     async def release(self) -> None:
         """Give the session back; waits until it is, but not for ever."""
@@ -152,14 +154,17 @@ class TrainerSession:
     def workflow_id(self) -> str:
         return f"{self._state.run.id}/lease-{self._state.epoch}"
 
-    def _lost_by(self, error: ActivityError) -> Exception:
-        """What a failed mutation means: refused, or in doubt."""
-        cause = error.cause
-        if isinstance(cause, ApplicationError) and cause.type != TRAINER_STATE_LOST:
-            return error
-        if isinstance(cause, TimeoutError):
-            return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
-        return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
+
+def _is_refused(cause: BaseException | None) -> bool:
+    """Whether a mutation failed with the trainer's state untouched."""
+    return isinstance(cause, ApplicationError) and cause.type != TRAINER_STATE_LOST
+
+
+def _lost_by(cause: BaseException | None) -> LeaseLostError:
+    """What any other failure of a mutation means: the session's state is lost or in doubt."""
+    if isinstance(cause, TimeoutError):
+        return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
+    return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
 
 
 def _outcome_is_moot(mutation: "asyncio.Future[Any]") -> None:

@@ -52,9 +52,7 @@ class Watchdog:
             try:
                 await self._look()
             finally:
-                self._told = 0.0
-        """The standstill that a person has been told of, by its beginning."""
-        self.looking = False
+                self.looking = False
 
     def _is_quiet(self) -> bool:
         """Nothing has moved for a while: as long as it does, reports evidently arrive."""

@@ -64,7 +64,9 @@ def test_set_reads_json_and_takes_the_rest_as_text(tmp_path: Path) -> None:
         "extras.operator=plus",
         "extras.limits.low=2",
         "base_model=other",
+        "rollout.kwargs.style=short",
     )
+    assert file.config.rollout.kwargs == {"style": "short"}
     assert (file.config.epochs, file.config.learning_rate, file.config.shuffle) == (3, 2e-4, False)
     assert file.config.max_rows is None
     assert file.config.extras == {"operator": "plus", "limits": {"low": 2}}
