@@ -5,6 +5,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from everburn.ledger import AdamParams
 from everburn.metrics import Number
 from everburn.refs import GroupKey, RolloutOutcome, RunRef
+from everburn.run_folder import Owner
 
 
 class Message(BaseModel):
@@ -16,8 +17,7 @@ class CreateRun(Message):
 
     run: RunRef
     config: dict[str, object]
-    owner: str
-    """The first Temporal run id: a folder belongs to one workflow execution chain."""
+    owner: Owner
 
 
 class RunCreated(Message):

@@ -5,6 +5,8 @@ Doesn't own the files of other nouns (ledger, metrics, rollouts): each has its m
 
 from functools import lru_cache
 
+from pydantic import BaseModel, ConfigDict
+
 from everburn.config import RunConfig, parse_config
 from everburn.refs import CONFIG_KEY, RunRef
 from everburn.store import ArtifactStore
@@ -16,21 +18,42 @@ class RunFolderTakenError(ValueError):
     """The folder holds another run: keys are derived from the run's id, so they would collide."""
 
 
-def create_run_folder(run: RunRef, config: RunConfig, owner: str) -> None:
-    """Make the folder, for one workflow execution chain; again for the same one changes nothing.
+class Owner(BaseModel):
+    """The workflow execution chain that writes to a folder. `life` counts how often the run was
+    resumed after its end: each time another chain takes over."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    chain: str
+    life: int = 0
+
+
+def create_run_folder(run: RunRef, config: RunConfig, owner: Owner) -> None:
+    """Make the folder, or take it over for a run's next life; again for the same owner changes
+    nothing.
 
     Raises:
         RunFolderTakenError: another execution made it.
     """
     store = ArtifactStore.of(run)
-    found = store.find_json(OWNER_KEY)
-    if found is not None and found["owner"] != owner:
+    found = find_owner(store)
+    if found is not None and found != owner and found.life >= owner.life:
         raise RunFolderTakenError(
             f"{store.path('')} belongs to another run of the id {run.id!r}: start under a new "
-            "workflow id, or move the folder away"
+            "workflow id, move the folder away, or go on with `everburn resume`"
         )
-    store.put_json(OWNER_KEY, {"owner": owner})
+    store.put_json(OWNER_KEY, owner.model_dump())
     store.put_json(CONFIG_KEY, config.model_dump(mode="json"))
+
+
+def find_owner(store: ArtifactStore) -> Owner | None:
+    found = store.find_json(OWNER_KEY)
+    return None if found is None else Owner.model_validate(found)
+
+
+def run_owner(store: ArtifactStore) -> Owner:
+    """The owner of a folder that a run has. Raises FileNotFoundError."""
+    return Owner.model_validate(store.get_json(OWNER_KEY))
 
 
 @lru_cache(maxsize=64)

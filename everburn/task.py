@@ -7,7 +7,7 @@ rows that the run keeps. Doesn't own the configuration's own rules (config.py).
 from dataclasses import dataclass
 
 from everburn.backends import api_key
-from everburn.dataset import load_rows, write_rows
+from everburn.dataset import load_rows, stored_rows, write_rows
 from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, RunRef
 from everburn.rollout_runner import RolloutRunner, resolve_names
 from everburn.run_folder import stored_config
@@ -34,9 +34,14 @@ def prepare_task(run: RunRef) -> PreparedTask:
     resolve_names(config)
     api_key(config)
     store = ArtifactStore.of(run)
-    rows = load_rows(config.dataset, config.max_rows)
-    write_rows(store, ROWS_KEY, rows)
-    held_out = load_rows(config.evaluation_dataset) if config.evaluation_dataset else []
-    write_rows(store, EVALUATION_ROWS_KEY, held_out)
+    if not store.exists(EVALUATION_ROWS_KEY):
+        # Written once, the training rows first: a resumed run goes on with the rows it has.
+        write_rows(store, ROWS_KEY, load_rows(config.dataset, config.max_rows))
+        held_out = load_rows(config.evaluation_dataset) if config.evaluation_dataset else []
+        write_rows(store, EVALUATION_ROWS_KEY, held_out)
     RolloutRunner(run)
-    return PreparedTask(len(rows), len(held_out), config.warnings())
+    return PreparedTask(
+        len(stored_rows(run, ROWS_KEY)),
+        len(stored_rows(run, EVALUATION_ROWS_KEY)),
+        config.warnings(),
+    )

@@ -106,6 +106,38 @@ def run(
     raise typer.Exit(code)
 
 
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
+    ] = None,
+    address: Address = None,
+    namespace: Namespace = "default",
+) -> None:
+    """Go on with a run that has ended: its weights, optimizer, rows and untrained groups."""
+    import time
+
+    from workers.launch import Launch
+    from workers.ports import PortWishes
+    from workers.resume import ended_run, rebuilt_state
+    from workers.server import Server
+    from workers.signals import sigterm_interrupts
+    from workers.stack import Stack
+
+    here = Path.cwd()
+    found, file = ended_run(run, assignments or [], here)
+    state = rebuilt_state(found, file.config, time.time())
+    if address is not None:
+        server = Server(address, namespace)
+        raise typer.Exit(stay_with(Launch(file, found.id, server, state=state)))
+    with sigterm_interrupts(), Stack.attach(here, PortWishes(), say) as stack:
+        server = Server.of_stack(stack.state)
+        code = stay_with(Launch(file, found.id, server, stack.news, state), stack)
+    raise typer.Exit(code)
+
+
 def stay_with(order: "Launch", stack: "Stack | None" = None) -> int:
     """Launch, and say what still runs when the person leaves it; the exit code."""
     from workers.launch import RunLeft, launch
@@ -180,7 +212,8 @@ def verify(
 
     Also checks that each row has one fate, and that every recorded file is as it was recorded.
     """
-    from workers.verification import find_run_folder, verify_run
+    from workers.run_file import find_run_folder
+    from workers.verification import verify_run
 
     here = Path.cwd()
     found = find_run_folder(run, here)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
 
     from workers.stack import Stack
+    from workflows.state import RunState
     from workflows.train_run import TrainRun
 
     Handle = WorkflowHandle[TrainRun, RunResult]
@@ -71,6 +72,8 @@ class Launch:
     run_id: str | None
     server: Server
     news: News = list
+    state: "RunState | None" = None
+    """From which an ended run of `run_id` goes on."""
 
 
 async def launch(order: Launch, console: Console) -> int:
@@ -111,10 +114,12 @@ async def _start(order: Launch, client: "Client") -> "tuple[str, Handle]":
     try:
         handle = await client.start_workflow(
             TrainRun.run,
-            args=[order.file.values],
+            args=[order.file.values, *([order.state] if order.state is not None else [])],
             id=run_id,
             task_queue=ORCHESTRATOR_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE
+            if order.state is None
+            else WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=f"{config.rollout.name} on {config.base_model}",
         )

@@ -1,7 +1,7 @@
 """The file of `everburn run`: from what a person wrote to what is sent.
 
-Owns the file's syntax, `--set`, where relative paths start, the default run id, and the link
-`latest`. The configuration's own rules are in everburn/config.py.
+Owns the file's syntax, `--set`, where relative paths start, the default run id, and where a run's
+folder is found, the link `latest` included. The configuration's own rules: everburn/config.py.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from everburn.config import ConfigError, RunConfig, parse_config
+from everburn.refs import RunRef
 from workers.errors import BadInputError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -41,7 +42,7 @@ def load_run_file(path: Path, assignments: list[str], folder: Path) -> RunFile:
     values = _read(path)
     _locate_datasets(values, path.absolute().parent)
     for assignment in assignments:
-        _assign(values, assignment)
+        assign(values, assignment)
     _locate_datasets(values, folder)
     try:
         config = parse_config(values)
@@ -83,6 +84,14 @@ def link_latest(store: str, run_id: str) -> None:
     draft.replace(folder / "latest")
 
 
+def find_run_folder(name: str, folder: Path) -> RunRef:
+    """A run by its id below `runs`, or by its folder."""
+    path = Path(name)
+    found = path if path.is_dir() else folder / "runs" / name
+    found = found.resolve()
+    return RunRef(store=str(found.parent), id=found.name)
+
+
 def is_local(location: str) -> bool:
     return "://" not in location
 
@@ -110,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _assign(values: dict[str, Any], assignment: str) -> None:
+def assign(values: dict[str, Any], assignment: str) -> None:
     """Apply `path=value`; the value is JSON where it reads as JSON, else text."""
     path, equals, text = assignment.partition("=")
     parts = path.strip().split(".")

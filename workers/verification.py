@@ -50,14 +50,6 @@ async def verify_run(run: RunRef, folder: Path) -> Verified:
             raise UserError(f"run {run.id} doesn't agree with its ledger: {error}") from None
 
 
-def find_run_folder(name: str, folder: Path) -> RunRef:
-    """A run by its id below `runs`, or by its folder."""
-    path = Path(name)
-    found = path if path.is_dir() else folder / "runs" / name
-    found = found.resolve()
-    return RunRef(store=str(found.parent), id=found.name)
-
-
 async def _re_execute(run: RunRef, home: Path) -> Verified:
     from everburn.emulator.checkpoints import weights_digest
     from everburn.trainers import TrainerError

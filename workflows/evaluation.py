@@ -40,7 +40,7 @@ class Evaluation:
             await asyncio.wait_for(self._evaluate(), order.timeout)
             error = None
         except (Exception, asyncio.CancelledError) as failure:
-            error = self._explain(failure)
+            error = self._explain(failure, workflow.time() - started)
         report = asyncio.create_task(self._report(workflow.time() - started, error))
         await asyncio.shield(report)
 
@@ -89,13 +89,17 @@ class Evaluation:
                 summary=f"evaluation rows {start}-{stop - 1} · policy v{order.version}",
             )
 
-    def _explain(self, failure: BaseException) -> str:
-        if isinstance(failure, asyncio.TimeoutError):
+    def _explain(self, failure: BaseException, seconds: float) -> str:
+        cancelled = is_cancelled_exception(failure)
+        # An activity that the deadline ends says only that it was cancelled.
+        late = cancelled and seconds >= self._order.timeout
+        if late or isinstance(failure, asyncio.TimeoutError):
             return f"not finished within evaluation_timeout ({self._order.timeout:g} s)"
-        if is_cancelled_exception(failure):
+        if cancelled:
             return "cancelled"
         if isinstance(failure, ActivityError):
-            return getattr(failure.cause, "message", None) or str(failure.cause)
+            cause = failure.cause
+            return f"{cause.type}: {cause.message}" if isinstance(cause, ApplicationError) else str(cause)
         raise failure
 
     async def _report(self, seconds: float, error: str | None) -> None:

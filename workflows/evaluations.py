@@ -4,12 +4,13 @@ Starts Evaluation children and waits for them where their snapshot is about to b
 Doesn't own how an evaluation runs (workflows/evaluation.py).
 """
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -45,7 +46,11 @@ class Evaluations:
     def workflow_id(self) -> str | None:
         """Of the evaluation that runs."""
         version = self._state.evaluating
-        return None if version is None else f"{self._state.run.id}/eval-{version}"
+        return None if version is None else self._workflow_id(version)
+
+    def _workflow_id(self, version: int) -> str:
+        life = f".{self._state.life}" if self._state.life else ""
+        return f"{self._state.run.id}/eval-{version}{life}"
 
     async def start(self, version: int) -> None:
         """Start the evaluation of the version that is served now, unless it has had one."""
@@ -64,13 +69,14 @@ class Evaluations:
             await workflow.start_child_workflow(
                 Evaluation.run,
                 order,
-                id=f"{state.run.id}/eval-{version}",
+                id=self._workflow_id(version),
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 static_summary=f"evaluation of policy v{version}",
             )
         except WorkflowAlreadyStartedError:
-            workflow.logger.info("the evaluation of version %s runs already", version)
+            workflow.logger.info("version %s had its evaluation already", version)
+            state.evaluating = None
 
     async def on_finished(self, report: EvaluationReport) -> None:
         """Take in a report; repeated and late ones change nothing."""
@@ -85,6 +91,13 @@ class Evaluations:
         kept = {version: m for version, m in state.evaluations.items() if version == first}
         state.evaluations = kept | {report.version: report.metrics}
         state.evaluating = None
+
+    async def cancel(self) -> None:
+        """Ask the evaluation that runs to end: what it uses is about to be given back."""
+        if self.workflow_id is None:
+            return
+        with contextlib.suppress(ApplicationError):
+            await workflow.get_external_workflow_handle(self.workflow_id).cancel()
 
     async def finish(self, interrupted: Callable[[], bool]) -> None:
         """Wait for the evaluation that runs, or for an interruption.

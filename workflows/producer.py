@@ -56,9 +56,11 @@ class Producer:
         if after_completion:
             state.counters.completion_refill_attempts += 1
         before = state.counters.rows_submitted
-        if self.open and not state.paused and not state.stop and state.fatal is None:
-            self._admit_retries()
-            self._admit_rows()
+        if self.open and not state.paused and state.fatal is None:
+            if not state.stop or state.drain:
+                self._admit_retries()
+            if not state.stop:
+                self._admit_rows()
         if after_completion:
             admitted = state.counters.rows_submitted - before
             state.counters.completion_refill_rows_submitted += admitted
@@ -186,7 +188,8 @@ class Producer:
 
     def _launch(self, cursor: int, version: int) -> None:
         history = self._state.again.get(cursor)
-        key = GroupKey(cursor=cursor, attempt=history.attempts if history else 0)
+        attempt = history.attempts if history else self._state.first_attempt
+        key = GroupKey(cursor=cursor, attempt=attempt)
         if history is not None:
             history.attempts += 1
         self._state.out[cursor] = GroupOut(attempt=key.attempt, version=version)

@@ -23,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
         RunCreated,
     )
     from activities.records import RecordActivities
+    from everburn.run_folder import Owner
     from workflows.queues import ORCHESTRATOR_QUEUE
     from workflows.state import RunState
 
@@ -41,7 +42,8 @@ class Recorder:
         return not self._turn.locked()
 
     async def create_run(self, config: dict[str, object]) -> RunCreated:
-        owner = workflow.info().first_execution_run_id
+        chain = workflow.info().first_execution_run_id
+        owner = Owner(chain=chain, life=self._state.life)
         order = CreateRun(run=self._state.run, config=config, owner=owner)
         created: RunCreated = await self._execute(
             RecordActivities.create_run, order, "create the run's folder"

@@ -29,13 +29,19 @@ class Recovery:
         self._producer = producer
 
     async def recover(self, loss: LeaseLostError) -> None:
-        """Restore the trainer, whatever it takes; the run's fatal error is set where it can't be.
+        """Restore the trainer after a loss; the run's fatal error is set where it can't be done.
 
         Admission is closed until weights and version are live again.
         """
-        state, started = self._state, workflow.time()
+        started = workflow.time()
+        self._state.losses += 1
+        await self.restore(loss)
+        self._state.recovery_seconds += workflow.time() - started
+
+    async def restore(self, loss: LeaseLostError) -> None:
+        """Bring a trainer to the state after the last committed step, whatever it takes."""
+        state = self._state
         self._producer.open = False
-        state.losses += 1
         attempts = 0
         while not self._suspicious(loss):
             state.phase = f"recovering from a lost lease ({loss})"
@@ -53,7 +59,6 @@ class Recovery:
                     state.losses += 1
         state.reused_rollouts += sum(group.n for group in state.queue.batch)
         state.queue.restart()
-        state.recovery_seconds += workflow.time() - started
         self._producer.start()
 
     def _suspicious(self, loss: LeaseLostError) -> bool:

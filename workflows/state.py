@@ -72,6 +72,8 @@ class RunState(BaseModel):
 
     schema_version: int = STATE_SCHEMA
     run: RunRef
+    life: int = 0
+    """How often the run was resumed after its end."""
     phase: str = "starting"
     waiting_for: str = ""
     started_at: float
@@ -87,6 +89,8 @@ class RunState(BaseModel):
     counters: Counters = Field(default_factory=Counters)
     out: dict[int, GroupOut] = Field(default_factory=dict)
     """By cursor."""
+    first_attempt: int = 0
+    """The number of a row's first attempt in this life."""
     retries: list[int] = Field(default_factory=list)
     """Rows with a reservation whose next attempt waits for free calls."""
     again: dict[int, RowHistory] = Field(default_factory=dict)

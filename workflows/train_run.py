@@ -65,7 +65,6 @@ class TrainRun:
             self._config_error = str(error)
             return
         run = RunRef(store=self._config.store, id=workflow.info().workflow_id)
-        self._resumed = state is not None
         self._state = state or RunState.initial(run, self._config, workflow.time())
         self._wire(self._config, self._state)
 
@@ -81,7 +80,8 @@ class TrainRun:
     async def run(self, config: Any, state: RunState | None = None) -> RunResult:
         """Train to the end of the rows, or to a stop.
 
-        config: a RunConfig as JSON. state: of the execution that this one continues.
+        config: a RunConfig as JSON. state: of the execution that this one continues; without a
+        lease it was rebuilt from the folder of a run that had ended.
 
         Raises:
             ApplicationError: the run failed; its type says how.
@@ -93,10 +93,12 @@ class TrainRun:
             asyncio.create_task(self._watchdog.watch()),
         ]
         try:
-            if self._resumed:
-                self._producer.start()
-            else:
+            if state is None:
                 await self._start(config)
+            elif state.grant is None:
+                await self._resume(config)
+            else:
+                self._producer.start()
             await self._train()
             await self._finish()
             return self._result()
@@ -126,6 +128,22 @@ class TrainRun:
         await self._first_lease()
         self._producer.record_sample(force=True)
         self._producer.start()
+        await self._evaluations.start(state.admission.version)
+
+    async def _resume(self, config: dict[str, object]) -> None:
+        """Go on after the run's end, from what its folder says of it."""
+        state = self._state
+        self._phase("resuming", "the run's folder")
+        created = await self._recorder.create_run(config)
+        state.search_attributes = created.search_attributes
+        self._phase("resuming", "a rollout worker that loads the task")
+        prepared = await self._prepare()
+        for note in prepared.notes:
+            state.note(note)
+        await self._recovery.restore(LeaseLostError("the run was resumed", "Resumed"))
+        await self._producer.settle_fatal()
+        state.published_at = workflow.time()
+        self._producer.record_sample(force=True)
         await self._evaluations.start(state.admission.version)
 
     async def _prepare(self) -> Prepared:
@@ -266,6 +284,7 @@ class TrainRun:
 
     async def _clean_up(self) -> None:
         await self._end_groups()
+        await self._evaluations.cancel()
         await self._trainer.release()
         await self._recorder.flush_producer_samples()
 

@@ -1,0 +1,88 @@
+"""A run that has ended goes on where it was, and its ledger still holds."""
+
+import json
+
+from support.command_line import Everburn, wait_until
+
+from workers.ports import free_port
+
+TASK = """
+from everburn import RolloutRun, RolloutSample
+
+def make_rollout_fn(setup):
+    async def rollout_fn(sample_prompt):
+        prompt = setup.tokenizer.encode(sample_prompt["prompt"])
+        sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
+        reward = float(len(set(sample.tokens)) % 2)
+        return RolloutRun([RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, reward)])
+    return rollout_fn
+
+def rows():
+    return [{"prompt": f"{10 + index}+{10 + index}="} for index in range(40)]
+"""
+
+CONFIG = {
+    "rollout": "sums:make_rollout_fn",
+    "dataset": {"name": "sums:rows"},
+    "base_model": "accounts/everburn/models/tiny",
+    "lora_rank": 4,
+    "backend": "emulator",
+    "prompt_groups_per_step": 2,
+    "max_head_offpolicy_versions": 1,
+    "max_completion_tokens": 4,
+    "learning_rate": 0.01,
+}
+
+
+def steps(everburn: Everburn) -> list[int]:
+    """The committed steps of the run, in the order of its metrics."""
+    file = everburn.folder / "runs" / "first" / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [record["rollout/step"] for record in records if "train/lr" in record]
+
+
+def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) -> None:
+    (everburn.folder / "sums.py").write_text(TASK)
+    (everburn.folder / "run.json").write_text(json.dumps(CONFIG))
+    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
+
+    first = everburn.start("run", "run.json", "--id", "first", *ports)
+    wait_until(lambda: len(steps(everburn)) >= 3, "three steps")
+    first.terminate()
+    assert first.wait(timeout=120) == 0, everburn.output
+    before = steps(everburn)
+    assert len(before) < 20
+    assert f"stopped after {len(before)} steps" in everburn.output
+
+    resumed = everburn("resume", "first", "--set", "learning_rate=0.001")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "trained after 20 steps on 40 rows" in resumed.stdout
+    assert steps(everburn) == list(range(1, 21))
+    rates = json.loads((everburn.folder / "runs/first/ledger/000020.json").read_text())["adam"]
+    assert rates["learning_rate"] == 0.001
+
+    verified = everburn("verify", "first")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "20 steps re-executed, 40 rows trained once, 0 rejected" in verified.stdout
+
+    again = everburn("resume", "first", "--set", "base_model=other")
+    assert again.returncode == 2
+    assert "base_model can't change while a run goes on" in again.stderr
+
+
+def test_a_changed_file_is_found_by_verification(everburn: Everburn) -> None:
+    (everburn.folder / "sums.py").write_text(TASK)
+    values = CONFIG | {"max_rows": 4}
+    (everburn.folder / "run.json").write_text(json.dumps(values))
+    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
+    done = everburn("run", "run.json", "--id", "first", *ports)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    entry = everburn.folder / "runs/first/ledger/000002.json"
+    changed = json.loads(entry.read_text())
+    changed["groups"] = json.loads((entry.parent / "000001.json").read_text())["groups"]
+    entry.write_text(json.dumps(changed))
+
+    verified = everburn("verify", "first")
+    assert verified.returncode == 1
+    assert "was trained twice: in steps 1 and 2" in verified.stderr

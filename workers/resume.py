@@ -1,0 +1,127 @@
+"""`everburn resume`: a run's state after its end, rebuilt from its folder.
+
+Owns what the folder says of a run that no workflow remembers any more: which steps are committed,
+which rows are resolved, which groups are complete and untrained. Doesn't own how the run goes on
+from there (workflows/train_run.py).
+"""
+
+from pathlib import Path
+
+from everburn import metrics
+from everburn.checkpoints import find_checkpoint
+from everburn.config import ConfigError, RunConfig, reconfigured
+from everburn.dataset import stored_rows
+from everburn.learning.group import GroupManifest, load_group
+from everburn.ledger import LedgerEntry, read_ledger
+from everburn.publications import current_publication
+from everburn.refs import CONFIG_KEY, EVALUATION_ROWS_KEY, ROWS_KEY, GroupKey, RunRef
+from everburn.run_folder import run_owner, stored_config
+from everburn.scheduling.queue import QueuedGroup
+from everburn.store import ArtifactStore
+from workers.errors import BadInputError
+from workers.run_file import RunFile, assign, find_run_folder
+from workflows.state import CheckpointAt, RunState
+
+NUMBERS_PER_LIFE = 1000
+"""Attempts and lease epochs of a resumed run begin at the next thousand: what its former lives
+used, and perhaps left no trace of, is never used again."""
+
+
+def ended_run(name: str, assignments: list[str], folder: Path) -> tuple[RunRef, RunFile]:
+    """A run of this folder, and its configuration with what may change.
+
+    Raises:
+        BadInputError: there is no such run, or an assignment changes what can't change.
+    """
+    run = find_run_folder(name, folder)
+    if not ArtifactStore.of(run).exists(CONFIG_KEY):
+        raise BadInputError(f"there is no run in {run.folder}")
+    config = stored_config(run).model_copy(update={"store": run.store})
+    changes: dict[str, object] = {}
+    for assignment in assignments:
+        assign(changes, assignment)
+    try:
+        config = reconfigured(config, changes) if changes else config
+    except ConfigError as error:
+        raise BadInputError(str(error)) from None
+    return run, RunFile(run.id, config.model_dump(mode="json"), config)
+
+
+def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
+    """The state from which a run goes on.
+
+    Raises:
+        BadInputError: the run saved no state that it could go on from.
+    """
+    store = ArtifactStore.of(run)
+    ledger = read_ledger(store)
+    if not store.exists(ROWS_KEY) or find_checkpoint(store, 0) is None:
+        raise BadInputError(
+            f"run {run.id} never began to train: there is nothing to resume; start it anew"
+        )
+    state = RunState.initial(run, config, now)
+    state.life = run_owner(store).life + 1
+    state.step = len(ledger)
+    state.admission.version = len(ledger)
+    state.checkpoints = [
+        CheckpointAt(step=checkpoint.step, path=checkpoint.path)
+        for step in range(len(ledger) + 1)
+        if (checkpoint := find_checkpoint(store, step)) is not None
+    ]
+    state.checkpoint = state.checkpoints[-1].path
+    state.evaluation_rows = len(stored_rows(run, EVALUATION_ROWS_KEY))
+    state.cursor.total = len(stored_rows(run, ROWS_KEY)) * config.epochs
+    _restore_rows(state, config, store, ledger)
+    published = current_publication(store)
+    last_epoch = published.epoch if published is not None else 0
+    state.epoch = max(last_epoch, state.life * NUMBERS_PER_LIFE)
+    state.producer_index = sum(r.stream == metrics.PRODUCER_STREAM for r in metrics.read(store))
+    return state
+
+
+def _restore_rows(
+    state: RunState, config: RunConfig, store: ArtifactStore, ledger: list[LedgerEntry]
+) -> None:
+    """Every row that was begun is trained, rejected, complete and untrained, or begun again."""
+    trained = {GroupKey.parse(text).cursor for entry in ledger for text in entry.groups}
+    groups = _groups_by_row(store)
+    cursor = state.cursor
+    cursor.next = max([*trained, *groups], default=-1) + 1
+    state.first_attempt = state.life * NUMBERS_PER_LIFE
+    for row in range(cursor.next):
+        manifests = groups.get(row, [])
+        accepted = [group for group in manifests if group.fate == "accepted"]
+        if row in trained or _is_rejected(manifests, config):
+            cursor.resolve(row)
+        elif accepted:
+            state.queue.accept(_queued(accepted[0]))
+        else:
+            cursor.give_back(row)
+    # As if every committed step had taken a full batch: admission counts from there.
+    waiting = len(state.queue.groups) * config.completions_per_prompt
+    state.admission.accepted = len(ledger) * config.batch_samples + waiting
+
+
+def _groups_by_row(store: ArtifactStore) -> dict[int, list[GroupManifest]]:
+    found: dict[int, list[GroupManifest]] = {}
+    for key in store.keys("groups"):
+        cursor, _, attempt = Path(key).stem.removeprefix("row-").partition(".")
+        group = load_group(store, GroupKey(cursor=int(cursor), attempt=int(attempt)))
+        found.setdefault(group.key.cursor, []).append(group)
+    return found
+
+
+def _is_rejected(manifests: list[GroupManifest], config: RunConfig) -> bool:
+    fates = [group.fate for group in manifests]
+    incomplete = fates.count("incomplete")
+    return "filtered" in fates or incomplete > config.max_incomplete_group_retries
+
+
+def _queued(group: GroupManifest) -> QueuedGroup:
+    return QueuedGroup(
+        c=group.key.cursor,
+        a=group.key.attempt,
+        v=group.version,
+        n=len(group.members),
+        d=group.datums,
+    )
