@@ -5,6 +5,7 @@ import socket
 from typing import Any
 
 import pytest
+
 from support.command_line import Everburn
 
 CONFIG = {

@@ -3,8 +3,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import ROOT, Everburn
 
+from support.command_line import ROOT, Everburn
 from workers import doctor
 from workers.doctor import check_disk, check_packages, check_python
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from support.command_line import environment_of_tests
 from support.waiting import until
-
 from workers.processes import connect
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun

@@ -3,7 +3,6 @@
 import json
 
 from support.command_line import Everburn, wait_until
-
 from workers.ports import free_port
 
 TASK = """

@@ -5,9 +5,8 @@ import re
 import signal
 from pathlib import Path
 
-from support.command_line import Everburn, wait_until
-
 from everburn.emulator import base_model
+from support.command_line import Everburn, wait_until
 from workers.ports import free_port
 from workers.stack_folder import StackFolder
 

@@ -3,7 +3,6 @@
 import signal
 
 from support.command_line import Everburn, wait_until
-
 from workers.ports import free_port
 from workers.stack_folder import StackFolder, StackState
 
