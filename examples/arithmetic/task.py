@@ -1,15 +1,14 @@
 """Arithmetic with a programmatic grader: sums on the emulator, four-digit products on Fireworks.
 
-The same code serves both; the run's configuration says which operation, and the tokenizer decides
-how a problem is put: by the model's chat template where it has one, else as plain text.
+The same code serves both: the rows say which operation, and the tokenizer decides how a problem is
+put: by the model's chat template where it has one, else as plain text.
 """
 
+import random
 import re
 from typing import Any
 
 from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
-
-SYMBOLS = {"+": "plus", "*": "times"}
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
@@ -18,11 +17,29 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
         prompt = render(setup.tokenizer, sample_prompt)
         sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
-        reward, info = grade(sample.text, expected(sample_prompt))
+        reward, info = grade_final_integer(sample.text, expected(sample_prompt))
         segment = RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, reward)
         return RolloutRun([segment], answer=sample.text, info=info)
 
     return rollout_fn
+
+
+def sums(count: int, held_out: bool = False) -> list[dict[str, Any]]:
+    """Two-digit sums; the base model's demonstrations hold none of those that are held out."""
+    from everburn.emulator.sums import held_out_pairs, training_pairs
+
+    pairs = held_out_pairs() if held_out else training_pairs()
+    chosen = random.Random(0).sample(pairs, count)
+    return [{"a": a, "operator": "+", "b": b} for a, b in chosen]
+
+
+def products(count: int, skip: int = 0, seed: int = 0) -> list[dict[str, Any]]:
+    """Products of four-digit numbers without repetition; `skip` those that another set has."""
+    numbers = random.Random(seed)
+    pairs: dict[tuple[int, int], None] = {}
+    while len(pairs) < skip + count:
+        pairs[numbers.randint(1000, 9999), numbers.randint(1000, 9999)] = None
+    return [{"a": a, "operator": "*", "b": b} for a, b in list(pairs)[skip:]]
 
 
 def render(tokenizer: Any, row: dict[str, Any]) -> list[int]:
@@ -34,12 +51,10 @@ def render(tokenizer: Any, row: dict[str, Any]) -> list[int]:
         f"What is {a} {operator} {b}? Work it out, then put the final integer on its own line at "
         "the end of your answer."
     )
+    chat = [{"role": "user", "content": content}]
     return list(
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            add_generation_prompt=True,
-            enable_thinking=False,
-            return_dict=False,
+            chat, add_generation_prompt=True, enable_thinking=False, return_dict=False
         )
     )
 
@@ -50,7 +65,7 @@ def expected(row: dict[str, Any]) -> int:
     return a + b if row["operator"] == "+" else a * b
 
 
-def grade(answer: str, right: int) -> tuple[float, dict[str, Any]]:
+def grade_final_integer(answer: str, right: int) -> tuple[float, dict[str, Any]]:
     """1 if the last line is the right integer, else 0; and what was read.
 
     The line must be an optional sign and digits, or digits with well-grouped thousands, and
