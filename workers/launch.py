@@ -9,7 +9,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,8 +96,7 @@ async def launch(order: Launch, console: Console) -> int:
     with progress_on(console) as progress:
         watch = Watch(client, handle, progress, order.news)
         ending = await watch.until_end()
-    seconds = await _wall_time(handle)
-    return _tell(order, console, run_id, ending, watch.status, seconds)
+    return _tell(order, console, run_id, ending, watch.status)
 
 
 async def _start(order: Launch, client: "Client") -> "tuple[str, Handle]":
@@ -238,31 +237,18 @@ class Watch:
         self._progress.show(self.status)
 
 
-async def _wall_time(handle: "Handle") -> float | None:
-    """Seconds from the run's start to its end; None where the server can't be asked any more."""
-    from temporalio.service import RPCError
-
-    try:
-        found = await handle.describe()
-    except RPCError:
-        return None
-    end = found.close_time or datetime.now(UTC)
-    return (end - found.start_time).total_seconds()
-
-
 def _tell(
     order: Launch,
     console: Console,
     run_id: str,
     ending: Ending,
     status: Status | None,
-    seconds: float | None,
 ) -> int:
     """The last words; the exit code."""
     run = RunRef(store=order.file.config.store, id=run_id)
     result = ending.result
     if result is not None:
-        _tell_result(console, run, result, seconds)
+        _tell_result(console, run, result)
     else:
         _say(console, f"run {run_id} failed: {ending.failure}")
         show = f"{as_typed('temporal')} workflow show --workflow-id {run_id}"
@@ -273,7 +259,7 @@ def _tell(
     return 0 if result is not None else 1
 
 
-def _tell_result(console: Console, run: RunRef, result: RunResult, seconds: float | None) -> None:
+def _tell_result(console: Console, run: RunRef, result: RunResult) -> None:
     comparison = Comparison.of(run)
     table = comparison.table() or metrics_table(result.evaluations)
     if table is not None:
@@ -282,9 +268,9 @@ def _tell_result(console: Console, run: RunRef, result: RunResult, seconds: floa
     if (conditions := comparison.conditions()) is not None:
         _say(console, f"({conditions})")
     console.print()
-    took = "" if seconds is None else f" in {duration(seconds)}"
     verb = "stopped" if result.stopped else "trained"
-    _say(console, f"{verb} after {result.steps} steps on {result.rows} rows{took}")
+    took = duration(result.seconds)
+    _say(console, f"{verb} after {result.steps} steps on {result.rows} rows in {took}")
     if result.checkpoint is not None:
         _say(console, f"checkpoint: {result.checkpoint}")
 

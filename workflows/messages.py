@@ -132,5 +132,7 @@ class RunResult(Message):
     rows: int
     """Resolved: trained, or rejected for good."""
     stopped: bool
+    seconds: float
+    """From its start, or from where it was resumed."""
     checkpoint: str | None
     evaluations: dict[int, dict[str, float]]

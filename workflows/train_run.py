@@ -490,6 +490,7 @@ class TrainRun:
             version=state.admission.version,
             rows=state.cursor.resolved_count,
             stopped=state.stop,
+            seconds=workflow.time() - state.started_at,
             checkpoint=state.checkpoint,
             evaluations=state.evaluations,
         )

@@ -1,0 +1,87 @@
+"""The arithmetic example: its grader, its rows, its prompts and its configurations."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from everburn.config import parse_config
+from everburn.emulator import base_model
+from examples.arithmetic.task import expected, grade_final_integer, products, render, sums
+
+FOLDER = Path(__file__).parents[2] / "examples" / "arithmetic"
+RIGHT = 15_637_837
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["15637837", "text:\n15,637,837", "\n\n15637837\n\n", "+15,637,837", "  15637837  "],
+)
+def test_the_right_integer_on_the_last_line_scores(answer: str) -> None:
+    assert grade_final_integer(answer, RIGHT) == (1.0, {"expected": RIGHT, "got": RIGHT})
+
+
+def test_a_negative_product_scores() -> None:
+    assert grade_final_integer("-12", -12)[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "the answer is 15637837",
+        "15637837,",
+        r"\boxed{15637837}",
+        "15637837 7",
+        "15637837\nthat's it",
+        "0.15637837",
+        "1e15637837",
+        "15,63,7837",
+        "",
+    ],
+)
+def test_an_unreadable_last_line_scores_nothing(answer: str) -> None:
+    assert grade_final_integer(answer, RIGHT) == (0.0, {"expected": RIGHT, "got": None})
+
+
+def test_a_wrong_integer_is_told_from_an_unreadable_line() -> None:
+    assert grade_final_integer("15637838", RIGHT) == (0.0, {"expected": RIGHT, "got": 15637838})
+
+
+def test_held_out_sums_are_in_no_training_row_in_either_order() -> None:
+    held_out = {(row["a"], row["b"]) for row in sums(512, held_out=True)}
+    training = {(row["a"], row["b"]) for row in sums(320)}
+
+    assert len(held_out) == 512
+    assert len(training) == 320
+    assert not training & held_out
+    assert not training & {(b, a) for a, b in held_out}
+
+
+def test_products_of_two_sets_are_disjoint_and_always_the_same() -> None:
+    training, held_out = products(128), products(128, skip=128)
+
+    assert training == products(128)
+    assert not any(row in training for row in held_out)
+    assert all(1000 <= row["a"] <= 9999 and 1000 <= row["b"] <= 9999 for row in held_out)
+
+
+def test_a_plain_model_gets_plain_text_and_a_chat_model_its_template() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base_model.tokenizer_path(base_model.ARITHMETIC))
+    row = {"a": 47, "operator": "+", "b": 85}
+    assert tokenizer.decode(render(tokenizer, row)) == "47+85="
+
+    tokenizer = AutoTokenizer.from_pretrained(base_model.tokenizer_path(base_model.TINY))
+    tokenizer.chat_template = "{{ messages[0].content }}?"
+    assert "hat is 47 + 85?" in tokenizer.decode(render(tokenizer, row))
+
+
+def test_expected_answers() -> None:
+    assert expected({"a": 47, "operator": "+", "b": 85}) == 132
+    assert expected({"a": 1234, "operator": "*", "b": 5678}) == 7_006_652
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.fireworks.json"])
+def test_the_configurations_are_valid(name: str) -> None:
+    config = parse_config(json.loads((FOLDER / name).read_text()))
+    assert config.warnings() == []
