@@ -1,0 +1,23 @@
+"""The embedded Fireworks: a local server that speaks the service's wire protocol over a real model.
+
+    from everburn.emulator.server import EmulatorSettings, serve
+    serve(EmulatorSettings(home=Path("~/.everburn/emulator").expanduser()), port=8500)
+
+and the unmodified SDK connects with `FiretitanServiceClient(api_key="fw_local",
+base_url="http://127.0.0.1:8500/training/v1/serverless")`.
+
+| file | owns |
+| --- | --- |
+| server, service | the HTTP application, and the emulator behind it |
+| training, completions, admin, wire | the routes of training, of inference, of fault injection |
+| sessions | sessions, their models and snapshots, and how long they live |
+| futures | submitted operations: order, de-duplication, results |
+| operations | one training request: from its JSON to its result |
+| compute | the one thread that touches torch, shared fairly by training and sampling |
+| engine, parameters, spec | one trainable model: adapter, gradients, Adam |
+| losses, loss_settings, datums | the objectives, and the data they are computed on |
+| sampler, decoder, distribution, stops | batched decoding: rows, arithmetic, draws, ends |
+| bases, base_model | frozen base models, and how the built-in ones are made |
+| checkpoints | resumable state on disk |
+| faults, errors | what goes wrong on purpose, and what goes wrong by mistake |
+"""

@@ -1,0 +1,141 @@
+"""Submitted operations: their order, their de-duplication, their results.
+
+The SDK submits an operation, gets a request id, and polls for the result. It may submit the parts
+of one call in parallel and repeat a submission whose answer it lost. Hence, per model: operations
+run in the order of their seq_id, one at a time, and a repeated seq_id is the same operation.
+
+Used on the event loop only. Does not own what an operation does or the thread it runs on.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from everburn.emulator.compute import Work
+from everburn.emulator.errors import InvalidInput, SequenceBroken
+
+Result = Mapping[str, Any]
+"""JSON of a finished operation; may hold numpy arrays."""
+
+
+class Promise:
+    """The result of one operation: set once, readable any number of times."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self._payload: bytes | None = None
+        self._settled = asyncio.Event()
+
+    def resolve(self, payload: bytes) -> None:
+        self._payload = payload
+        self._settled.set()
+
+    def abandon(self) -> None:
+        """Wake who waits: there will be no result."""
+        self._settled.set()
+
+    async def wait(self, seconds: float) -> bytes | None:
+        """The encoded result, or None if there is none after `seconds`."""
+        if not self._settled.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), seconds)
+        return self._payload
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    name: str
+    seq_id: int
+    fingerprint: bytes
+    """Digest of the request: tells a repetition from a collision."""
+    promise: Promise
+    start: Callable[[], Work[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """What is remembered of an operation: not its request, which may be large."""
+
+    name: str
+    fingerprint: bytes
+    promise: Promise
+
+
+class OperationQueue:
+    """The operations of one model. `start` is called with each when its turn has come."""
+
+    def __init__(self, model_id: str, start: Callable[[Operation], None]) -> None:
+        self._model_id = model_id
+        self._start = start
+        self._known: dict[int, _Submitted] = {}
+        self._waiting: dict[int, Operation] = {}
+        self._next = 1
+        self._running = False
+        self._closed = False
+        self._stalled_since: float | None = None
+        self._broken: SequenceBroken | None = None
+
+    def find(self, seq_id: int, fingerprint: bytes) -> Promise | None:
+        """The promise of an earlier submission of the same operation, if there was one."""
+        known = self._known.get(seq_id)
+        if known is None:
+            return None
+        if known.fingerprint != fingerprint:
+            raise InvalidInput(
+                f"seq_id {seq_id} of {self._model_id} was already used by a different {known.name} "
+                "request"
+            )
+        return known.promise
+
+    def put(self, operation: Operation) -> None:
+        """Add a new operation. Raises SequenceBroken if its turn can never come."""
+        if self._broken is not None:
+            raise self._broken
+        if operation.seq_id < self._next:
+            raise InvalidInput(
+                f"seq_id {operation.seq_id} is below {self._next}, the next in order"
+            )
+        self._known[operation.seq_id] = _Submitted(
+            operation.name, operation.fingerprint, operation.promise
+        )
+        self._waiting[operation.seq_id] = operation
+        self._advance()
+
+    def finished(self) -> None:
+        """The running operation has its result."""
+        self._running = False
+        self._next += 1
+        self._advance()
+
+    def close(self) -> None:
+        """Start nothing more: the model is gone."""
+        self._closed = True
+
+    def break_if_stalled(self, seconds: float) -> list[tuple[Promise, SequenceBroken]]:
+        """Give up on a predecessor that has been missing for `seconds`; returns who waited for
+        it.
+        """
+        if self._stalled_since is None or time.monotonic() - self._stalled_since < seconds:
+            return []
+        self._stalled_since = None
+        self._broken = SequenceBroken(
+            f"operation seq_id {self._next} of {self._model_id} never arrived, and later ones have "
+            f"waited {seconds:.0f} s for it; unload this model and reconnect"
+        )
+        promises = [operation.promise for operation in self._waiting.values()]
+        self._waiting.clear()
+        return [(promise, self._broken) for promise in promises]
+
+    def _advance(self) -> None:
+        if self._running or self._closed:
+            return
+        operation = self._waiting.pop(self._next, None)
+        if operation is not None:
+            self._running = True
+            self._stalled_since = None
+            self._start(operation)
+        elif self._waiting and self._stalled_since is None:
+            self._stalled_since = time.monotonic()

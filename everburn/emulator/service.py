@@ -1,0 +1,248 @@
+"""The emulator behind its routes: sessions, computations and files, wired together.
+
+Everything here runs on the event loop and never waits for torch or the disk: such work goes to the
+compute thread, and its results come back to the loop.
+"""
+
+import asyncio
+import hashlib
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from everburn.emulator import operations, wire
+from everburn.emulator.bases import Base, Bases
+from everburn.emulator.checkpoints import CheckpointStore
+from everburn.emulator.compute import ComputeThread, Work
+from everburn.emulator.decoder import Decoder
+from everburn.emulator.distribution import SamplingParams
+from everburn.emulator.engine import Engine
+from everburn.emulator.errors import EmulatorError, NotFound, failed_result
+from everburn.emulator.futures import Operation, OperationQueue, Promise, Result
+from everburn.emulator.sampler import Batch, Ticket, check_request
+from everburn.emulator.sessions import Model, Session, Sessions, Snapshot
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatorSettings:
+    home: Path
+    """Folder for checkpoints; created if missing."""
+    enable_faults: bool = False
+    """Adds the routes under /emulator: fault injection and introspection."""
+    session_ttl: float = 60.0
+    """Seconds a session lives without a sign of life. The SDK sends a heartbeat every 10 s."""
+    gap_timeout: float = 60.0
+    """Seconds an operation waits for one of lower seq_id that has not arrived."""
+    account: str = "everburn"
+    """The account every API key belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a sampling request's `model` resolved to."""
+
+    base: Base
+    snapshot: Snapshot | None
+
+    @property
+    def key(self) -> Hashable:
+        return self.snapshot or self.base.name
+
+    def open(self) -> Batch:
+        """A new batch over these weights."""
+        weights = self.base.merged(self.snapshot.weights if self.snapshot else None)
+        return Batch(self.base, Decoder(self.base.config, weights))
+
+
+class Emulator:
+    def __init__(self, settings: EmulatorSettings) -> None:
+        self.settings = settings
+        self.sessions = Sessions()
+        self.checkpoints = CheckpointStore(settings.home, settings.account)
+        self.completions: Counter[str] = Counter()
+        """Sampling requests that were finished or cancelled."""
+        self._bases = Bases()
+        self._compute = ComputeThread()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        """Start computing; call on the event loop that will serve."""
+        self._loop = asyncio.get_running_loop()
+        self._compute.start()
+
+    async def stop(self) -> None:
+        """Stop computing, abandoning what is queued."""
+        await asyncio.to_thread(self._compute.stop)
+
+    async def watch(self) -> None:
+        """Until cancelled: expire silent sessions, give up on operations that never come."""
+        while True:
+            await asyncio.sleep(min(self.settings.session_ttl, self.settings.gap_timeout) / 4)
+            self._reap()
+
+    async def compute(self, work: Work[T]) -> T:
+        """Run work on the compute thread and wait for its result."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: Any, error: Exception | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def done(result: Any, error: Exception | None) -> None:
+            self._loop.call_soon_threadsafe(settle, result, error)
+
+        self._compute.submit(work, done)
+        return await future
+
+    def create_model(self, session: Session, body: Mapping[str, Any]) -> Promise:
+        """Start creating a model; the same model_seq_id again gives the same promise."""
+        model_seq_id = wire.integer(body, "model_seq_id")
+        if model_seq_id in session.creations:
+            return session.creations[model_seq_id]
+        promise = session.creations[model_seq_id] = session.promise()
+        self._spawn(self._create(session, model_seq_id, body, promise))
+        return promise
+
+    def submit(
+        self,
+        name: str,
+        model: Model,
+        body: Mapping[str, Any],
+        raw: bytes,
+        start: Callable[[], Work[Result]],
+    ) -> Promise:
+        """Queue an operation of a model; the same seq_id again gives the same promise."""
+        seq_id = wire.integer(body, "seq_id")
+        fingerprint = hashlib.blake2b(raw, digest_size=16).digest()
+        known = model.queue.find(seq_id, fingerprint)
+        if known is not None:
+            return known
+        promise = model.session.promise()
+        try:
+            model.queue.put(Operation(name, seq_id, fingerprint, promise, start))
+        except EmulatorError as error:
+            promise.resolve(wire.encode(failed_result(error)))
+        return promise
+
+    def publish(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
+        """Work that takes a snapshot of a model and makes it known to its session."""
+        ref, weights = yield from operations.sampler_weights(model, self.settings.account, body)
+        snapshot = Snapshot(ref, model.engine.base, weights)
+        # Before the result: the loop runs callbacks in order, so who sees the result can sample.
+        self._loop.call_soon_threadsafe(model.session.snapshots.__setitem__, ref, snapshot)
+        return {"type": "save_weights_for_sampler", "path": str(ref)}
+
+    def unload(self, model: Model) -> Promise:
+        """Forget a model and its snapshots."""
+        promise = model.session.promise()
+        gone = NotFound(f"model {model.model_id} was unloaded, with its sampler snapshots")
+        self._forget(self.sessions.remove_model(model), gone)
+        promise.resolve(wire.encode({"type": "unload_model", "model_id": model.model_id}))
+        return promise
+
+    def expire(self, session_id: str) -> None:
+        """End a session now."""
+        snapshots = self.sessions.expire(session_id)
+        self._forget(snapshots, NotFound(f"session {session_id} has ended, with its snapshots"))
+
+    async def base(self, name: str) -> Base:
+        """A base model, loaded if necessary. Raises InvalidInput for unknown names."""
+        return await self.compute(operations.at_once(lambda: self._bases.get(name)))
+
+    def sample(
+        self, target: Target, prompt: list[int], params: SamplingParams
+    ) -> tuple[Ticket, asyncio.Future[Ticket]]:
+        """Queue a sampling request; its end resolves the future.
+
+        Raises ContextExceeded or InvalidInput if the base model can't serve it.
+        """
+        check_request(target.base, prompt, params)
+        future: asyncio.Future[Ticket] = self._loop.create_future()
+
+        def settle(ticket: Ticket) -> None:
+            if not future.done():
+                future.set_result(ticket)
+
+        def done(ticket: Ticket) -> None:
+            self._loop.call_soon_threadsafe(settle, ticket)
+
+        ticket = Ticket(prompt, params, done)
+        self._compute.sample(target.key, target.open, ticket)
+        return ticket, future
+
+    async def _create(
+        self, session: Session, model_seq_id: int, body: Mapping[str, Any], promise: Promise
+    ) -> None:
+        try:
+            engine = await self.compute(operations.create_engine(self._bases, body))
+            model = self._model(session, model_seq_id, engine)
+            self.sessions.add_model(model)
+        except Exception as error:
+            promise.resolve(_failure("create_model", error))
+        else:
+            result = {"type": "create_model", "model_id": model.model_id, **operations.CAPABILITIES}
+            promise.resolve(wire.encode(result))
+
+    def _model(self, session: Session, model_seq_id: int, engine: Engine) -> Model:
+        # A frozen model is no training run: the SDK tells them apart by the id.
+        kind, suffix = ("base", "base") if engine.spec.frozen else ("run", f"train:{model_seq_id}")
+        model_id = f"{kind}-{uuid.uuid4().hex}:{suffix}"
+        queue = OperationQueue(model_id, lambda turn: self._spawn(self._execute(model, turn)))
+        model = Model(model_id, session, engine, queue)
+        return model
+
+    async def _execute(self, model: Model, operation: Operation) -> None:
+        """Run an operation whose turn has come."""
+        try:
+            payload = await self.compute(_encoded(operation.start()))
+        except Exception as error:
+            payload = _failure(operation.name, error)
+            model.failed[operation.name] += 1
+        else:
+            model.applied[operation.name] += 1
+        operation.promise.resolve(payload)
+        model.queue.finished()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        # The loop holds tasks weakly.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _forget(self, snapshots: list[Snapshot], reason: Exception) -> None:
+        for snapshot in snapshots:
+            self._compute.forget(snapshot, reason)
+
+    def _reap(self) -> None:
+        for session_id in self.sessions.overdue(self.settings.session_ttl):
+            log.warning("session %s expired: no sign of life", session_id)
+            self.expire(session_id)
+        for session in self.sessions:
+            for model in session.models.values():
+                for promise, error in model.queue.break_if_stalled(self.settings.gap_timeout):
+                    promise.resolve(wire.encode(failed_result(error)))
+
+
+def _encoded(work: Work[Result]) -> Work[bytes]:
+    """The same work, encoded on the compute thread: results may hold many numbers."""
+    result = yield from work
+    return wire.encode(result)
+
+
+def _failure(name: str, error: Exception) -> bytes:
+    if not isinstance(error, EmulatorError):
+        log.error("%s failed unexpectedly", name, exc_info=error)
+    return wire.encode(failed_result(error))

@@ -1,0 +1,57 @@
+import os
+
+os.environ["TINKER_TELEMETRY"] = "0"
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fireworks.training.sdk import FiretitanServiceClient
+
+from everburn.emulator.base_model import TINY
+from everburn.emulator.bases import Base
+
+from .support import RunningEmulator, running_emulator
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Base:
+    """The smallest base model, loaded for tests without a server."""
+    return Base.load(TINY)
+
+
+@pytest.fixture(scope="session")
+def shared_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEmulator]:
+    with running_emulator(tmp_path_factory.mktemp("emulator")) as running:
+        yield running
+
+
+@pytest.fixture
+def emulator(shared_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
+    """A running emulator, without planned faults."""
+    yield shared_emulator
+    shared_emulator.admin("DELETE", "faults")
+
+
+@pytest.fixture
+def service(emulator: RunningEmulator) -> Iterator[FiretitanServiceClient]:
+    """The unmodified SDK, connected to the emulator, with a session of its own."""
+    client = emulator.connect()
+    yield client
+    client.delete_training_session()
+    client.close()
+
+
+@pytest.fixture
+def trainer(service: FiretitanServiceClient) -> Any:
+    """A LoRA training client."""
+    return service.create_lora_training_client(base_model=TINY, rank=4, seed=7)
+
+
+@pytest.fixture
+def checkpoint_home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
