@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.failure_types import (
@@ -112,10 +113,11 @@ class TrainerActivities:
         lease = self._lease(ref)
         while lease.ended is None:
             await self._probe(lease)
-            if not await is_open(self._client, ref.run.id):
+            if not await self._is_wanted(ref):
                 # A terminated run can't give its session back.
                 await lease.release()
             await lease.wait_ended(PROBE_INTERVAL)
+        self._retire(ref)
         if not lease.released:
             raise application_error(lease.ended, kind=TRAINER_STATE_LOST)
 
@@ -125,8 +127,7 @@ class TrainerActivities:
         held = self._held.get(ref)
         if held is not None:
             await held.lease.release()
-            # Not awaited: this activity is served by the worker that it stops.
-            held.stopping = asyncio.create_task(self._stop_serving(ref))
+            self._retire(ref)
 
     @activity.defn
     async def forward_backward(self, order: SubmitGroups) -> Submitted:
@@ -220,11 +221,29 @@ class TrainerActivities:
         )
         return _Held(lease, worker, asyncio.create_task(worker.run()))
 
+    def _retire(self, ref: LeaseRef) -> None:
+        """The lease has ended: stop serving its queue, once what is served now has reported."""
+        held = self._held.get(ref)
+        if held is not None and held.stopping is None:
+            # Not awaited: activities of the very worker that is stopped end with this.
+            held.stopping = asyncio.create_task(self._stop_serving(ref))
+
     async def _stop_serving(self, ref: LeaseRef) -> None:
         held = self._held[ref]
         await held.worker.shutdown()
         await held.serving
+        if not held.lease.released:
+            # Lost to the run, the session may live on, and cost.
+            await held.lease.trainer.close()
         del self._held[ref]
+
+    async def _is_wanted(self, ref: LeaseRef) -> bool:
+        """Whether the run goes on; while the server can't be asked it is taken to."""
+        try:
+            return await is_open(self._client, ref.run.id)
+        except RPCError as error:
+            log.warning("can't look after run %s: %s", ref.run.id, error)
+            return True
 
     def _lease(self, ref: LeaseRef) -> "Lease":
         held = self._held.get(ref)

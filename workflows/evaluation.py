@@ -98,8 +98,7 @@ class Evaluation:
         if cancelled:
             return "cancelled"
         if isinstance(failure, ActivityError):
-            cause = failure.cause
-            return f"{cause.type}: {cause.message}" if isinstance(cause, ApplicationError) else str(cause)
+            return str(failure.cause)
         raise failure
 
     async def _report(self, seconds: float, error: str | None) -> None:

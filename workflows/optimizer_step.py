@@ -13,6 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import TRAINER_STATE_LOST
     from activities.messages import (
         CommitStep,
         OptimStep,
@@ -34,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import Recorder
     from workflows.recovery import remember
     from workflows.state import CheckpointAt, RunState
-    from workflows.trainer_session import TrainerSession
+    from workflows.trainer_session import LeaseLostError, TrainerSession
 
 SAVE_ATTEMPTS = 2
 
@@ -164,11 +165,15 @@ class OptimizerStep:
     async def _optimize(self, adam: AdamParams) -> OptimStepped:
         self._phase("training", "the optimizer step")
         started = workflow.time()
-        result: OptimStepped = await self.trainer.run(
-            TrainerActivities.optim_step,
-            OptimStep(lease=self.trainer.ref, step=self.number, adam=adam),
-            f"step {self.number} · optimizer · learning rate {adam.learning_rate:.3g}",
-        )
+        try:
+            result: OptimStepped = await self.trainer.run(
+                TrainerActivities.optim_step,
+                OptimStep(lease=self.trainer.ref, step=self.number, adam=adam),
+                f"step {self.number} · optimizer · learning rate {adam.learning_rate:.3g}",
+            )
+        except ActivityError as error:
+            # Every backward succeeded, so a trainer that refuses has lost its gradients.
+            raise LeaseLostError(str(error.cause), TRAINER_STATE_LOST) from error
         self._busy.append((started, workflow.time()))
         return result
 
@@ -240,6 +245,11 @@ class OptimizerStep:
             state.checkpoint_wanted = False
 
     async def _checkpoint(self, metrics: dict[str, float | int]) -> str | None:
+        """The periodic checkpoint, where one is due.
+
+        A lease that is lost over it doesn't undo the step: its version serves already. The step
+        is committed, and the next one begins with a recovery.
+        """
         interval = self.config.dcp_save_interval
         if not interval or self.number % interval:
             return None
@@ -251,6 +261,9 @@ class OptimizerStep:
                 cause = getattr(error.cause, "message", str(error.cause))
                 self.state.note(f"checkpoint of step {self.number}, attempt {attempt}: {cause}")
                 continue
+            except LeaseLostError as loss:
+                await self.trainer.abandon(loss)
+                return None
             metrics["checkpoint/wall_time"] = saved.seconds
             return saved.path
         return None

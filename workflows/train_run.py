@@ -54,7 +54,7 @@ GROUPS_END_TIMEOUT = 30.0
 @workflow.defn
 class TrainRun:
     @workflow.init
-    def __init__(self, config: Any, state: RunState | None = None) -> None:
+    def __init__(self, config: Any = None, state: RunState | None = None) -> None:
         self._config_error: str | None = None
         self._shown: tuple[int, float | None] | None = None
         self._ending = False
@@ -77,7 +77,7 @@ class TrainRun:
         self._recovery = Recovery(state, self._trainer, self._producer)
 
     @workflow.run
-    async def run(self, config: Any, state: RunState | None = None) -> RunResult:
+    async def run(self, config: Any = None, state: RunState | None = None) -> RunResult:
         """Train to the end of the rows, or to a stop.
 
         config: a RunConfig as JSON. state: of the execution that this one continues; without a
@@ -424,6 +424,8 @@ class TrainRun:
 
     @workflow.query(description="Where the run is.")
     def status(self) -> Status:
+        if self._config_error is not None:
+            raise ApplicationError(self._config_error, type="InvalidConfig")
         state, config = self._state, self._config
         admission = state.admission
         return Status(

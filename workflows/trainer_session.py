@@ -143,9 +143,17 @@ class TrainerSession:
         except (ApplicationError, builtins.TimeoutError) as error:
             workflow.logger.warning("lease %s wasn't given back: %s", state.epoch, error)
 
+    async def abandon(self, loss: LeaseLostError) -> None:
+        """The lease is in doubt: it has ended for the run, whatever its holder thinks."""
+        await self._give_up()
+        self._state.lease_end = self._state.lease_end or LeaseEnded(
+            epoch=self._state.epoch, error=str(loss), error_type=loss.kind
+        )
+
     async def _give_up(self) -> None:
-        """A lease in doubt is not used again; its holder may close the session."""
-        if self._state.grant is None or self.lost:
+        """A lease in doubt is not used again; its holder, if there still is one, may close the
+        session."""
+        if self._state.epoch == 0:
             return
         with contextlib.suppress(ApplicationError):
             await workflow.get_external_workflow_handle(self.workflow_id).signal("release")

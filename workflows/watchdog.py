@@ -61,12 +61,13 @@ class Watchdog:
     async def _look(self) -> None:
         state = self._state
         out = [GroupKey(cursor=cursor, attempt=o.attempt) for cursor, o in state.out.items()]
+        lease = self._trainer.workflow_id if state.epoch and not self._trainer.lost else None
         found: Reconciled = await workflow.execute_activity_method(
             ReconciliationActivities.reconcile,
             Reconcile(
                 run=state.run,
                 groups=encode_groups(out),
-                lease=self._trainer.workflow_id if state.grant else None,
+                lease=lease,
                 evaluation=self._evaluations.workflow_id,
             ),
             task_queue=ORCHESTRATOR_QUEUE,
@@ -86,7 +87,7 @@ class Watchdog:
             )
         for key in decode_groups(found.dead):
             self._producer.on_group_dead(key)
-        if found.lease_closed:
+        if found.lease_closed and lease == self._trainer.workflow_id:
             self._trainer.on_closed()
         if found.evaluation_closed and state.evaluating is not None:
             report = EvaluationReport(

@@ -1,0 +1,53 @@
+"""What any test may need: a Temporal server, and a tokenizer."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+
+from support.waiting import until
+from workers.ports import free_port
+from workers.temporal_server import find_binary, start_command
+
+
+@pytest.fixture(scope="session")
+def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Temporal dev server with Everburn's own settings."""
+    folder = tmp_path_factory.mktemp("temporal")
+    port, ui_port = free_port(), free_port()
+    command = start_command(find_binary(), folder / "temporal.db", port, ui_port)
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen([*command, "--log-level", "error"], stdout=log, stderr=log)
+    address = f"127.0.0.1:{port}"
+    try:
+        asyncio.run(until(lambda: _serves(address), lambda: "the Temporal server doesn't come up"))
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer of sixteen words."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    words = {"<end>": 0} | {f"w{number}": number for number in range(1, 16)}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<end>")), eos_token="<end>"
+    ).save_pretrained(folder)
+    return folder
+
+
+async def _serves(address: str) -> bool:
+    try:
+        await Client.connect(address)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""The command line as real processes, in folders of their own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+OUTER = ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE", "FIREWORKS_API_KEY", "EVERBURN_EMULATOR_URL")
+"""Variables of the person who runs the tests that would change what they do."""
+
+
+class Everburn:
+    """`everburn` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command to its end."""
+        return subprocess.run(
+            self._command(*arguments),
+            cwd=self.folder,
+            env=environment_of_tests() | environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        """Start a command; its output goes to `output.txt`."""
+        with (self.folder / "output.txt").open("w") as output:
+            process = subprocess.Popen(
+                self._command(*arguments),
+                cwd=self.folder,
+                env=environment_of_tests() | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                text=True,
+            )
+        self._started.append(process)
+        return process
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs in the folder: commands, the stack, and what they started."""
+        found = []
+        for process in psutil.process_iter(["cwd"]):
+            if process.info["cwd"] == str(self.folder):
+                found.append(process)
+        return found
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+        wait_until(lambda: not self.processes(), "the folder's processes to end")
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "workers.cli", *arguments]
+
+
+def environment_of_tests() -> dict[str, str]:
+    """What a process of the project needs, without what a person's shell may hold."""
+    kept = {name: value for name, value in os.environ.items() if name not in OUTER}
+    paths = [str(ROOT), kept.get("PYTHONPATH", "")]
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}"
+        time.sleep(0.05)

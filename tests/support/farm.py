@@ -1,0 +1,235 @@
+"""A farm: all of Everburn's workers for one namespace, in this process.
+
+The Temporal server, the workers and the workflows are the real ones. A farm's runs share its
+workers and are told apart by their ids; what happens in each is up to its Script.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+)
+from temporalio.exceptions import ApplicationError
+from temporalio.plugin import SimplePlugin
+from temporalio.service import RPCError
+from temporalio.worker import Worker, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from activities.rollouts import RolloutActivities
+from activities.trainer import TrainerActivities
+from everburn import metrics
+from everburn.config import RunConfig
+from everburn.learning.group import GroupManifest
+from everburn.ledger import LedgerEntry, read_ledger
+from everburn.refs import RunRef
+from everburn.store import ArtifactStore
+from support.script import Script, scripts
+from support.trainer import ScriptedTrainer
+from support.waiting import PATIENCE, until
+from workers.plugin import everburn_plugin
+from workers.processes import orchestrator, rollout_worker, trainer_worker
+from workflows.messages import RunResult, Status
+from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.train_run import TrainRun
+
+SLOTS = 100
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Run:
+    """A run of the farm, as its test sees it."""
+
+    id: str
+    script: Script
+    store: ArtifactStore
+    handle: WorkflowHandle[Any, RunResult]
+
+    @property
+    def trainer(self) -> ScriptedTrainer:
+        return self.script.trainer
+
+    async def result(self) -> RunResult:
+        try:
+            return await asyncio.wait_for(self.handle.result(), PATIENCE)
+        except TimeoutError:
+            raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
+
+    async def failure(self) -> ApplicationError:
+        """Why the run failed."""
+        try:
+            result = await self.result()
+        except WorkflowFailureError as error:
+            assert isinstance(error.cause, ApplicationError)
+            return error.cause
+        raise AssertionError(f"the run should have failed, and came to {result!r}")
+
+    async def status(self) -> Status:
+        return await self.handle.query(TrainRun.status)
+
+    async def until(self, **fields: Any) -> Status:
+        """The status as soon as it has these fields."""
+        seen: list[Status] = []
+
+        async def holds() -> bool:
+            seen[:] = [await self.status()]
+            return all(getattr(seen[0], name) == value for name, value in fields.items())
+
+        await until(holds, lambda: f"for {fields}, and the status is {seen}")
+        return seen[0]
+
+    @property
+    def ledger(self) -> list[LedgerEntry]:
+        return read_ledger(self.store)
+
+    @property
+    def trained(self) -> list[str]:
+        """The groups of all committed steps."""
+        return [group for entry in self.ledger for group in entry.groups]
+
+    @property
+    def groups(self) -> list[GroupManifest]:
+        """All completed groups."""
+        return [
+            GroupManifest.model_validate(self.store.get_json(key))
+            for key in self.store.keys("groups")
+        ]
+
+    def metrics(self, stream: str = metrics.STEP_STREAM) -> list[dict[str, Any]]:
+        """The records of a stream, as the file has them."""
+        lines = self.store.get("metrics.jsonl").decode().splitlines()
+        return [record for record in map(json.loads, lines) if stream in record]
+
+
+@dataclass
+class Farm:
+    client: Client
+    plugins: list[SimplePlugin]
+    tokenizer: Path
+    runs: list[Run] = field(default_factory=list)
+    """Those whose histories haven't been looked at."""
+
+    async def start(self, script: Script, store: Path, **fields: Any) -> Run:
+        """Start a run of `rows` rows; fields are its configuration's."""
+        run_id = f"run-{next(_numbers)}"
+        scripts[run_id] = script
+        config = self.config(run_id, store, **fields)
+        handle: WorkflowHandle[Any, RunResult] = await self.client.start_workflow(
+            TrainRun.run, args=[config], id=run_id, task_queue=ORCHESTRATOR_QUEUE
+        )
+        run = Run(run_id, script, ArtifactStore.of(RunRef(store=str(store), id=run_id)), handle)
+        self.runs.append(run)
+        return run
+
+    def config(self, run_id: str, store: Path, rows: int = 4, **fields: Any) -> dict[str, Any]:
+        """A run's configuration with everything that a test doesn't care about."""
+        return {
+            "rollout": "support.tasks:make_rollout_fn",
+            "dataset": {"name": "support.tasks:rows", "kwargs": {"count": rows}},
+            "extras": {"script": run_id},
+            "shuffle": False,
+            "base_model": "scripted",
+            "tokenizer_model": str(self.tokenizer),
+            "backend": "emulator",
+            "completions_per_prompt": 2,
+            "store": str(store),
+        } | _entrypoints(run_id, scripts[run_id]) | fields
+
+    @asynccontextmanager
+    async def other_rollout_worker(self) -> AsyncIterator[None]:
+        """One more rollout worker, which goes down at the end of the block."""
+        config = self.client.service_client.config
+        client = await Client.connect(
+            config.target_host, namespace=self.client.namespace, plugins=self.plugins
+        )
+        activities = RolloutActivities()
+        async with rollout_worker(client, activities, SLOTS):
+            yield
+        activities.close()
+
+    async def close(self, run: Run) -> None:
+        """End what a failed test has left running."""
+        with contextlib.suppress(RPCError):
+            await run.handle.terminate("its test is over")
+
+
+class Start(Protocol):
+    """Starts a run; fields are its configuration's, `rows` is how many it has."""
+
+    def __call__(self, script: Script, **fields: Any) -> Awaitable[Run]: ...
+
+
+def _entrypoints(run_id: str, script: Script) -> dict[str, Any]:
+    named = {"evaluation": ("evaluate", script.evaluate), "dynamic_filter": ("keep", script.keep)}
+    return {
+        field: {"name": f"support.tasks:{name}", "kwargs": {"script": run_id}}
+        for field, (name, function) in named.items()
+        if function is not None
+    }
+
+
+@asynccontextmanager
+async def open_farm(
+    address: str, namespace: str, tokenizer: Path, *tuning: SimplePlugin
+) -> AsyncIterator[Farm]:
+    """All workers of a namespace, for as long as the block runs. `tuning` comes on top of
+    Everburn's own plugin."""
+    plugins = [everburn_plugin(), *tuning]
+    client = await Client.connect(address, namespace=namespace, plugins=plugins)
+    rollouts = RolloutActivities()
+    trainers = TrainerActivities(client, _open_scripted)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(rollouts.close)
+        stack.push_async_callback(trainers.close)
+        for worker in _workers(client, rollouts, trainers):
+            await stack.enter_async_context(worker)
+        yield Farm(client, plugins, tokenizer)
+
+
+def shared_workflow_modules() -> SimplePlugin:
+    """Lets workflows see the constants that a test sets in a workflow module. Else the sandbox
+    imports these modules anew, with their constants as written."""
+
+    def share(runner: WorkflowRunner | None) -> WorkflowRunner:
+        assert isinstance(runner, SandboxedWorkflowRunner)
+        restrictions = runner.restrictions.with_passthrough_modules("workflows")
+        return dataclasses.replace(runner, restrictions=restrictions)
+
+    return SimplePlugin("shared workflow modules", workflow_runner=share)
+
+
+async def register_namespace(address: str, name: str) -> None:
+    """A namespace of its own has task queues of its own, and no search attributes."""
+    client = await Client.connect(address)
+    await client.workflow_service.register_namespace(
+        RegisterNamespaceRequest(
+            namespace=name, workflow_execution_retention_period=Duration(seconds=24 * 3600)
+        )
+    )
+
+
+def _workers(
+    client: Client, rollouts: RolloutActivities, trainers: TrainerActivities
+) -> list[Worker]:
+    return [
+        orchestrator(client),
+        rollout_worker(client, rollouts, SLOTS),
+        trainer_worker(client, trainers),
+    ]
+
+
+async def _open_scripted(config: RunConfig) -> ScriptedTrainer:
+    return await scripts[str(config.extras["script"])].trainer.open()

@@ -1,0 +1,35 @@
+"""The user code of scripted runs, named by their configurations."""
+
+import inspect
+from typing import Any
+
+from everburn import RolloutFn, RolloutRun, RolloutSetup
+from support.script import scripts
+
+
+def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    script = scripts[setup.extras["script"]]
+
+    async def rollout_fn(
+        sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int, evaluation: bool
+    ) -> RolloutRun | None:
+        return await script.perform(sample_prompt, cursor_index, rollout_idx, evaluation)
+
+    return rollout_fn
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"row": index} for index in range(count)]
+
+
+async def evaluate(step: int, rollout_fn: RolloutFn, script: str) -> dict[str, float]:
+    function = scripts[script].evaluate
+    assert function is not None
+    values = function(step, rollout_fn)
+    return await values if inspect.isawaitable(values) else values
+
+
+def keep(group: Any, script: str) -> bool:
+    function = scripts[script].keep
+    assert function is not None
+    return function(group)

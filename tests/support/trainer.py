@@ -1,0 +1,110 @@
+"""A trainer session that a test directs: a double of the boundary to the training service.
+
+It keeps the Trainer protocol and computes nothing. What a real session does with the requests is
+shown by the tests that speak to the emulator.
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from everburn.learning.datums import Datum
+from everburn.ledger import AdamParams
+from everburn.trainers import Gradients, Snapshot
+from support.waiting import Gate, until
+
+T = TypeVar("T")
+
+
+@dataclass
+class ScriptedTrainer:
+    """All sessions of one run, one after the other.
+
+    calls: operations begun, in order, each with its subject: `forward_backward 8`, `optim_step`,
+    `publish policy-0001-e1`, `save_checkpoint state-0`, `open`, `close`. finished: those that
+    succeeded.
+    """
+
+    calls: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    adam: list[AdamParams] = field(default_factory=list)
+    datums: list[list[Datum]] = field(default_factory=list)
+    """Of each forward_backward."""
+    _gates: dict[str, Gate] = field(default_factory=dict)
+    _errors: dict[str, Exception] = field(default_factory=dict)
+    _failing: dict[str, tuple[int, Exception]] = field(default_factory=dict)
+
+    def hold(self, call: str) -> Gate:
+        """Calls that begin like this wait at the gate, from now on."""
+        return self._gates.setdefault(call, Gate())
+
+    def refuse(self, call: str, error: Exception) -> None:
+        """Calls that begin like this fail, once they have passed their gate."""
+        self._errors[call] = error
+
+    def fail_once(self, call: str, error: Exception, *, after: int = 0) -> None:
+        """The call that begins like this fails, once, after so many have succeeded."""
+        self._failing[call] = (after, error)
+
+    def count(self, call: str) -> int:
+        """How many calls that begin like this have begun."""
+        return sum(each.startswith(call) for each in self.calls)
+
+    async def reached(self, call: str, times: int = 1) -> None:
+        """Return once such calls have begun."""
+        await until(lambda: self.count(call) >= times, lambda: (call, self.calls))
+
+    async def open(self) -> "ScriptedTrainer":
+        await self._do("open", None)
+        return self
+
+    @property
+    def session(self) -> str:
+        return f"scripted-{self.count('open')}"
+
+    def forward_backward(
+        self, datums: list[Datum], loss: str, loss_config: dict[str, float | str | bool]
+    ) -> Awaitable[Gradients]:
+        self.datums.append(datums)
+        result = Gradients(
+            metrics={"loss:sum": float(len(datums))},
+            logprobs=[datum.logprobs.tolist() for datum in datums],
+        )
+        return self._do(f"forward_backward {len(datums)}", result)
+
+    async def optim_step(self, adam: AdamParams) -> dict[str, float]:
+        self.adam.append(adam)
+        return await self._do("optim_step", {"grad_norm": 1.0})
+
+    async def publish(self, name: str) -> Snapshot:
+        return await self._do(f"publish {name}", Snapshot(path=name, handle=f"handle/{name}"))
+
+    async def save_checkpoint(self, name: str) -> str:
+        return await self._do(f"save_checkpoint {name}", f"scripted/{name}")
+
+    async def load_checkpoint(self, path: str) -> None:
+        await self._do(f"load_checkpoint {path}", None)
+
+    async def probe(self) -> None:
+        """The session lives; it is lost by the operations that a test lets fail."""
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+    def _do(self, call: str, result: T) -> Awaitable[T]:
+        self.calls.append(call)
+        return self._outcome(call, result)
+
+    async def _outcome(self, call: str, result: T) -> T:
+        for begin, gate in list(self._gates.items()):
+            if call.startswith(begin):
+                await gate.passed()
+        for begin, error in self._errors.items():
+            if call.startswith(begin):
+                raise error
+        for begin, (after, error) in list(self._failing.items()):
+            if call.startswith(begin) and self.count(begin) > after:
+                del self._failing[begin]
+                raise error
+        self.finished.append(call)
+        return result

@@ -1,0 +1,41 @@
+"""Waiting for something to be so, without guessing how long it takes."""
+
+import asyncio
+import concurrent.futures
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+PATIENCE = 30.0
+"""Seconds after which what is waited for won't come any more."""
+
+
+class Gate:
+    """Closed until it is opened, once; waiters may be on any thread's event loop."""
+
+    def __init__(self) -> None:
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def open(self) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    async def passed(self) -> None:
+        # Shielded: a cancelled waiter must not cancel the gate for the others.
+        await asyncio.shield(asyncio.wrap_future(self._opened))
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]],
+    what: Callable[[], object] = lambda: "",
+    patience: float = PATIENCE,
+) -> None:
+    """Return once the condition holds; `what` tells of the state of affairs if it never does."""
+    deadline = time.monotonic() + patience
+    while True:
+        holds = condition()
+        if await holds if inspect.isawaitable(holds) else holds:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {patience:g} s in vain: {what()}")
+        await asyncio.sleep(0.01)

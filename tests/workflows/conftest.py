@@ -1,0 +1,73 @@
+"""The farms that run the workflows, and the check of every history that a test has produced."""
+
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.farm import Farm, Run, Start, open_farm, register_namespace, shared_workflow_modules
+from support.histories import check_payloads, replay, run_histories
+from support.script import Script
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Workers live longer than a test, so all tests share their event loop.
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def farm(temporal_server: str, tiny_tokenizer: Path) -> AsyncIterator[Farm]:
+    """Workers as they are in production."""
+    async with open_farm(temporal_server, "default", tiny_tokenizer) as farm:
+        yield farm
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def start(farm: Farm, tmp_path: Path) -> AsyncIterator[Start]:
+    """Start runs on the farm. When the test is over their histories are checked."""
+
+    def start(script: Script, **fields: Any) -> Awaitable[Run]:
+        return farm.start(script, tmp_path, **fields)
+
+    yield start
+    await check_histories(farm)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def tunable_farm(temporal_server: str, tiny_tokenizer: Path) -> AsyncIterator[Farm]:
+    """Workers whose workflows see the constants that a test sets in a module, in a namespace
+    without search attributes."""
+    await register_namespace(temporal_server, "tunable")
+    tuning = shared_workflow_modules()
+    async with open_farm(temporal_server, "tunable", tiny_tokenizer, tuning) as farm:
+        yield farm
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def start_tuned(tunable_farm: Farm, tmp_path: Path) -> AsyncIterator[Start]:
+    """Start runs on the tunable farm. When the test is over their histories are checked."""
+
+    def start(script: Script, **fields: Any) -> Awaitable[Run]:
+        return tunable_farm.start(script, tmp_path, **fields)
+
+    yield start
+    await check_histories(tunable_farm)
+
+
+async def check_histories(farm: Farm) -> None:
+    """Every payload fits its budget, and the workflow code does all of it again."""
+    while farm.runs:
+        run = farm.runs.pop()
+        await farm.close(run)
+        first = run.handle.first_execution_run_id
+        assert first is not None
+        histories = await run_histories(farm.client, run.id, first)
+        for history in histories:
+            check_payloads(history)
+        await replay(histories, farm.plugins)

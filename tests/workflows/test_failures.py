@@ -1,0 +1,130 @@
+"""Recoverable failures: tried again within limits, then dropped, and counted by the breaker."""
+
+import asyncio
+
+import pytest
+
+from everburn import RecoverableRolloutError
+from support.farm import Start
+from support.script import Draw, Script
+from workflows import prompt_group
+from workflows.train_run import TrainRun
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_group, "BACKOFF", (0.01,))
+
+
+async def fail(draw: Draw) -> float:
+    raise RecoverableRolloutError(f"the judge of row {draw.row} is asleep")
+
+
+async def test_a_recoverable_failure_is_tried_again_and_costs_nothing(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        if draw.tries < 2:
+            raise ConnectionResetError("come back later")
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=1)
+    await run.result()
+    assert run.trained == ["0"]
+    assert [len(run.script.draws(0, completion)) for completion in (0, 1)] == [3, 3]
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/trajectory_drops_total"] == 0
+    assert last["producer/recoverable_errors_total"] == 0
+
+
+async def test_a_draw_that_keeps_failing_is_dropped_and_counted(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        return await fail(draw) if draw.completion == 1 else draw.completion
+
+    run = await start_tuned(Script(play), rows=1, completions_per_prompt=3)
+    await run.result()
+    assert len(run.script.draws(0, 1)) == 3
+    (group,) = run.groups
+    assert [member.completion for member in group.members] == [0, 2]
+    (lost,) = group.lost
+    assert (lost.completion, lost.status) == (1, "failed")
+    assert "the judge of row 0 is asleep" in (lost.error or "")
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/trajectory_drops_total"] == 1
+    assert last["producer/recoverable_errors_total"] == 1
+
+
+async def test_a_deadline_is_a_recoverable_failure(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        if draw.tries == 0:
+            await asyncio.sleep(60)
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=1, rollout_timeout=0.2)
+    await run.result()
+    assert len(run.script.cancelled) == 2
+    assert run.trained == ["0"]
+
+
+async def test_five_failures_in_a_row_open_the_breaker(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        return await fail(draw) if draw.row == 1 else draw.completion
+
+    run = await start_tuned(Script(play), rows=3, completions_per_prompt=5)
+    failure = await run.failure()
+    assert failure.type == "CircuitBreakerOpen"
+    assert "5 rollouts failed in a row" in failure.message
+    assert run.trained == ["0"]
+    assert run.script.rows_begun == {0, 1}
+    assert run.trainer.calls[-1] == "close"
+
+
+async def test_half_of_the_last_rollouts_failing_opens_the_breaker(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        return await fail(draw) if draw.completion % 2 else draw.completion
+
+    run = await start_tuned(
+        Script(play), rows=5, completions_per_prompt=2, prompt_groups_per_step=5
+    )
+    failure = await run.failure()
+    assert failure.type == "CircuitBreakerOpen"
+    assert "5 of the last 10 rollouts failed" in failure.message
+
+
+async def test_any_failure_ends_the_run_where_the_recipe_says_so(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        return await fail(draw) if draw.completion == 1 else draw.completion
+
+    run = await start_tuned(Script(play), rows=1, on_any_rollout_failure="fail")
+    failure = await run.failure()
+    assert failure.type == "RolloutFailed"
+    assert "row 0 · completion 1 failed" in failure.message
+    assert "the judge of row 0 is asleep" in failure.message
+
+
+async def test_a_run_that_holds_goes_on_once_the_cause_is_mended(start_tuned: Start):
+    mended = False
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1 and not mended:
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=3, on_fatal="hold")
+    status = await run.until(phase="held")
+    assert "KeyError: 'tool'" in (status.error or "")
+    mended = True
+    assert await run.handle.execute_update(TrainRun.resume) == "resumed"
+    result = await run.result()
+    assert (result.rows, run.trained) == (3, ["0", "1.1", "2"])
+
+
+async def test_a_run_that_holds_can_leave_out_the_row(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=3, on_fatal="hold")
+    await run.until(phase="held")
+    assert await run.handle.execute_update(TrainRun.skip_row) == "skipped"
+    result = await run.result()
+    assert (result.rows, run.trained) == (3, ["0", "2"])

@@ -1,0 +1,177 @@
+"""What becomes of a prompt group: retries, drops, rejection, and errors that end the run."""
+
+import pytest
+
+from everburn import RolloutRun, RolloutSample
+from support.farm import Start
+from support.script import Draw, Script, one_segment
+from support.waiting import Gate, until
+
+
+async def test_a_filtered_row_is_rejected_and_counts_only_in_raw_metrics(start: Start):
+    async def play(draw: Draw) -> float:
+        return draw.row + draw.completion
+
+    seen = []
+
+    def keep(group) -> bool:
+        seen.append((group.row, group.rewards, group.version))
+        return max(group.rewards) < 3
+
+    run = await start(Script(play, keep=keep), rows=4, prompt_groups_per_step=2, max_head_offpolicy_versions=1)
+    result = await run.result()
+    assert ({"row": 2}, [2.0, 3.0], 0) in seen
+    assert [group.fate for group in run.groups] == ["accepted", "accepted", "filtered", "filtered"]
+    assert (result.steps, result.rows, run.trained) == (1, 4, ["0", "1"])
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/filter_drops_total"] == last["producer/rows_rejected_total"] == 2
+
+
+async def test_raw_metrics_are_of_all_completions_and_filtered_ones_of_those_kept(start: Start):
+    """Row 0 is rejected before the step that rows 1 and 2 make up."""
+    rejected = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row:
+            await rejected.passed()
+        return draw.row + draw.completion
+
+    script = Script(play, keep=lambda group: group.row["row"] != 0)
+    run = await start(
+        script, rows=3, prompt_groups_per_step=2, max_head_offpolicy_versions=1
+    )
+    await run.until(rows_resolved=1)
+    rejected.open()
+    await run.result()
+    (step,) = run.metrics()
+    assert (step["rollout/raw_samples"], step["rollout/filtered_samples"]) == (6, 4)
+    assert step["rollout/raw_reward"] == (0 + 1 + 1 + 2 + 2 + 3) / 6
+    assert step["rollout/filtered_reward"] == (1 + 2 + 2 + 3) / 4
+    assert step["rollout/filter_ratio"] == pytest.approx(1 / 3)
+
+
+async def test_none_drops_a_draw_and_the_others_are_trained(start: Start):
+    async def play(draw: Draw) -> float | None:
+        return None if draw.completion == 0 else draw.completion
+
+    run = await start(Script(play), rows=4, completions_per_prompt=3, prompt_groups_per_step=4)
+    await run.result()
+    assert [len(group.members) for group in run.groups] == [2, 2, 2, 2]
+    assert all([o.status for o in group.lost] == ["dropped"] for group in run.groups)
+    assert run.metrics()[0]["rollout/raw_samples"] == 8
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/trajectory_drops_total"] == 4
+    assert last["producer/recoverable_errors_total"] == 0
+
+
+async def test_drops_never_open_the_circuit_breaker(start: Start):
+    async def play(draw: Draw) -> None:
+        return None
+
+    run = await start(Script(play), rows=4, completions_per_prompt=4, prompt_groups_per_step=4)
+    result = await run.result()
+    assert (result.steps, result.rows) == (0, 4)
+    assert [group.fate for group in run.groups] == ["incomplete"] * 4
+
+
+async def test_an_incomplete_group_is_rebuilt_as_often_as_allowed_and_then_rejected(start: Start):
+    async def play(draw: Draw) -> float | None:
+        return None if draw.row == 1 and draw.completion == 0 else draw.completion
+
+    run = await start(
+        Script(play), rows=2, prompt_groups_per_step=2, min_group_size=2, max_incomplete_group_retries=2
+    )
+    result = await run.result()
+    fates = {group.key.text: group.fate for group in run.groups}
+    assert fates == {"0": "accepted", "1": "incomplete", "1.1": "incomplete", "1.2": "incomplete"}
+    assert (run.trained, result.rows) == (["0"], 2)
+    assert len(run.script.draws(row=1)) == 6  # all completions of the group, each time
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/incomplete_group_retries_total"] == 2
+    assert last["producer/rows_submitted_total"] == 2
+
+
+async def test_a_rebuilt_group_is_trained_once_enough_of_it_survives(start: Start):
+    async def play(draw: Draw) -> float | None:
+        return None if draw.tries == 0 and draw.completion == 0 else draw.completion
+
+    run = await start(Script(play), rows=1, min_group_size=2, max_incomplete_group_retries=1)
+    await run.result()
+    assert run.trained == ["0.1"]
+
+
+async def test_a_broken_contract_ends_the_run_and_names_the_place(start: Start):
+    """At once: a sibling is blocked and is cancelled, and nothing is trained."""
+    never = Gate()
+
+    async def play(draw: Draw) -> float | RolloutRun:
+        if draw.place == (0, 1):
+            good = one_segment(1.0).segments[0]
+            bad = RolloutSample([1, 2], [0.0], [0, 1], 1.0)
+            return RolloutRun([good, bad])
+        await never.passed()
+        return 0.0
+
+    run = await start(Script(play), rows=2, prompt_groups_per_step=2)
+    failure = await run.failure()
+    assert failure.type == "InvalidRolloutError"
+    assert failure.message.startswith(f"run {run.id} · row 0 · completion 1 · segment 1: ")
+    assert "tokens, logprobs and loss_mask must be equally long, got 2, 1 and 2" in failure.message
+    assert run.trainer.count("forward_backward") == 0
+    assert run.trainer.calls[-1] == "close"
+    status = await run.status()
+    assert status.error == failure.message
+    assert status.groups_in_flight == 0
+
+
+async def test_an_unknown_exception_ends_the_run_before_the_open_batch_is_trained(start: Start):
+    ready = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await ready.passed()
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await start(Script(play), rows=2, prompt_groups_per_step=2)
+    await run.trainer.reached("forward_backward")
+    ready.open()
+    failure = await run.failure()
+    assert failure.type == "KeyError"
+    assert f"run {run.id} · row 1 · completion " in failure.message
+    assert "KeyError: 'tool'" in failure.message
+    assert run.trainer.count("optim_step") == 0
+    assert (run.ledger, run.trainer.calls[-1]) == ([], "close")
+
+
+async def test_a_fatal_error_after_the_batch_is_sealed_lets_the_step_finish(start: Start):
+    broken = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await broken.passed()
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await start(Script(play), rows=3, max_head_offpolicy_versions=1)
+    optimizer = run.trainer.hold("optim_step")
+    await run.trainer.reached("optim_step")
+    broken.open()
+    await until(lambda: len(run.script.ended) == 4)
+    await run.until(groups_in_flight=0)
+    optimizer.open()
+    failure = await run.failure()
+    assert failure.type == "KeyError"
+    assert run.trained == ["0"]
+    assert run.trainer.calls[-2:] == ["publish policy-0001-e1", "close"]
+    assert run.script.rows_begun == {0, 1}
+
+
+async def test_a_filter_that_fails_ends_the_run_and_is_named(start: Start):
+    def keep(group) -> bool:
+        raise ZeroDivisionError("no rewards")
+
+    run = await start(Script(keep=keep), rows=1)
+    failure = await run.failure()
+    assert failure.type == "ZeroDivisionError"
+    assert "support.tasks:keep" in failure.message and "row 0" in failure.message

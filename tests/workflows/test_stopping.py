@@ -1,0 +1,153 @@
+"""How a run ends before its rows do: stop, drain, cancel."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import CancelledError
+
+from support.farm import Farm, Run, Start
+from support.script import Draw, Script
+from support.waiting import Gate, until
+from workflows import evaluation, prompt_group
+from workflows.messages import StopRequest
+from workflows.train_run import TrainRun
+
+
+@pytest.fixture
+def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled activity hears of it when it heartbeats."""
+    for module in (prompt_group, evaluation):
+        monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
+
+
+async def test_a_stop_leaves_the_open_batch_untrained_and_cancels_rollouts(
+    start_tuned: Start, short_heartbeats: None
+):
+    never = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 3:
+            await never.passed()
+        return draw.completion
+
+    run = await start_tuned(
+        Script(play, evaluate=lambda step, rollout_fn: {"skill": step}),
+        rows=6,
+        prompt_groups_per_step=2,
+        evaluation_interval=5,
+    )
+    await run.until(step=1, groups_ready=1)
+    await run.handle.signal(TrainRun.stop)
+    result = await run.result()
+
+    assert (result.stopped, result.steps, result.rows) == (True, 1, 2)
+    assert (result.checkpoint, run.trained) == ("scripted/state-1", ["0", "1"])
+    assert result.evaluations.keys() == {0, 1}
+    assert [group.fate for group in run.groups] == ["accepted"] * 3
+    assert run.script.rows_begun == {0, 1, 2, 3}
+    assert run.trainer.calls[-2:] == ["save_checkpoint state-1", "close"]
+    assert (await run.status()).phase == "stopped"
+    await until(lambda: {draw.place for draw in run.script.cancelled} == {(3, 0), (3, 1)})
+
+
+async def test_a_stop_that_drains_waits_for_rollouts_and_trains_the_batch_they_fill(start: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+        return draw.completion
+
+    run = await start(Script(play), rows=4, prompt_groups_per_step=2)
+    await run.until(groups_ready=1)
+    await run.handle.signal(TrainRun.stop, StopRequest(drain=True))
+    assert (await run.status()).groups_in_flight == 1
+    gate.open()
+    result = await run.result()
+    assert (result.stopped, result.steps, run.trained) == (True, 1, ["0", "1"])
+    assert run.script.cancelled == []
+    assert run.script.rows_begun == {0, 1}
+
+
+async def test_a_stop_that_drains_also_waits_for_a_group_that_is_rebuilt(start: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float | None:
+        if draw.row == 1 and draw.tries == 0:
+            await gate.passed()
+            return None
+        return draw.completion
+
+    run = await start(
+        Script(play),
+        rows=4,
+        prompt_groups_per_step=2,
+        min_group_size=2,
+        max_incomplete_group_retries=1,
+    )
+    await run.until(groups_ready=1)
+    await run.handle.signal(TrainRun.stop, StopRequest(drain=True))
+    await run.until(phase="step 1: collecting")
+    gate.open()
+    result = await run.result()
+    assert (result.stopped, result.steps, run.trained) == (True, 1, ["0", "1.1"])
+
+
+async def test_a_stop_lets_a_sealed_step_finish(start: Start):
+    run = await start(Script(), rows=4, prompt_groups_per_step=2)
+    optimizer = run.trainer.hold("optim_step")
+    await run.trainer.reached("optim_step")
+    await run.handle.signal(TrainRun.stop)
+    optimizer.open()
+    result = await run.result()
+    assert (result.stopped, result.steps, result.version, run.trained) == (True, 1, 1, ["0", "1"])
+    assert run.script.rows_begun == {0, 1}
+
+
+async def test_cancelling_a_run_cleans_up_without_a_final_checkpoint(
+    start_tuned: Start, tunable_farm: Farm, short_heartbeats: None
+):
+    never = Gate()
+
+    async def play(draw: Draw) -> float:
+        await never.passed()
+        return 0.0
+
+    async def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
+        await rollout_fn({}, cursor_index=0, rollout_idx=0)
+        return {}
+
+    run = await start_tuned(Script(play, evaluate=evaluate), rows=2, prompt_groups_per_step=2)
+    await until(lambda: len(run.script.begun) == 5)
+    await run.handle.cancel()
+    await ends_cancelled(run)
+
+    assert run.trainer.calls[-2:] == ["publish policy-0000-e1", "close"]
+    for name in ("row-0.0", "row-1.0", "lease-1", "eval-0"):
+        child = tunable_farm.client.get_workflow_handle(f"{run.id}/{name}")
+        await until(lambda child=child: is_closed(child), lambda name=name: name)
+    await until(lambda: len(run.script.cancelled) == 5)
+
+
+async def test_cancelling_a_run_that_waits_for_a_trainer_opens_none_for_good(start: Start):
+    script = Script()
+    opening = script.trainer.hold("open")
+    run = await start(script, rows=1)
+    await run.trainer.reached("open")
+    await run.handle.cancel()
+    opening.open()
+    await ends_cancelled(run)
+    await run.trainer.reached("close")
+    assert run.trainer.calls == ["open", "close"]
+
+
+async def ends_cancelled(run: Run) -> None:
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run.result()
+    assert isinstance(failure.value.cause, CancelledError)
+
+
+async def is_closed(workflow: WorkflowHandle[Any, Any]) -> bool:
+    return (await workflow.describe()).status != WorkflowExecutionStatus.RUNNING
