@@ -136,11 +136,13 @@ class ServerlessTrainer:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        session = self.session
         try:
             self._client.unload_model().result(timeout=10)
+            self._service.delete_training_session()
         except Exception as error:
             # The session may be gone already, which is what closing wants.
-            log.info("unloading the model of session %s: %s", self.session, describe(error))
+            log.info("ending session %s: %s", session, describe(error))
         _close_quietly(self._service)
 
     async def _gradients(self, future: Any) -> Gradients:
