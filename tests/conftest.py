@@ -1,9 +1,10 @@
-"""What any test may need: a Temporal server, and a tokenizer."""
+"""What any test may need: a Temporal server, an emulator, and a tokenizer."""
 
 import asyncio
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from temporalio.client import Client
@@ -11,6 +12,9 @@ from temporalio.client import Client
 from support.waiting import until
 from workers.ports import free_port
 from workers.temporal_server import find_binary, start_command
+
+if TYPE_CHECKING:
+    from support.emulator import RunningEmulator
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +32,21 @@ def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait()
+
+
+@pytest.fixture(scope="session")
+def shared_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RunningEmulator"]:
+    from support.emulator import running_emulator
+
+    with running_emulator(tmp_path_factory.mktemp("emulator")) as running:
+        yield running
+
+
+@pytest.fixture
+def emulator(shared_emulator: "RunningEmulator") -> Iterator["RunningEmulator"]:
+    """A running emulator, without planned faults."""
+    yield shared_emulator
+    shared_emulator.admin("DELETE", "faults")
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,7 @@ from fireworks.training.sdk import FiretitanServiceClient
 
 from everburn.emulator.base_model import TINY
 from everburn.emulator.bases import Base
-
-from .support import RunningEmulator, running_emulator
+from support.emulator import RunningEmulator
 
 torch.set_num_threads(1)
 
@@ -22,19 +21,6 @@ torch.set_num_threads(1)
 def tiny() -> Base:
     """The smallest base model, loaded for tests without a server."""
     return Base.load(TINY)
-
-
-@pytest.fixture(scope="session")
-def shared_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEmulator]:
-    with running_emulator(tmp_path_factory.mktemp("emulator")) as running:
-        yield running
-
-
-@pytest.fixture
-def emulator(shared_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
-    """A running emulator, without planned faults."""
-    yield shared_emulator
-    shared_emulator.admin("DELETE", "faults")
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from fireworks.training.sdk.concurrency import FixedConcurrencyController
 
 from everburn.emulator.base_model import TINY
 from everburn.emulator.bases import Base
+from support.emulator import POSITIONS, RunningEmulator, logprobs_of, rollout, supervised, wait_for
 
 from . import reference
-from .support import POSITIONS, RunningEmulator, logprobs_of, rollout, supervised, wait_for
 from .test_training import SEQUENCES, warm_up
 
 PROMPT = [3, 1, 4, 1, 5]

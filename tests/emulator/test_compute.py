@@ -9,8 +9,8 @@ from everburn.emulator.bases import Base
 from everburn.emulator.compute import ComputeThread, Work
 from everburn.emulator.distribution import SamplingParams
 from everburn.emulator.sampler import Ticket
+from support.emulator import PATIENCE
 
-from .support import PATIENCE
 from .test_sampler import open_batch
 
 

@@ -16,8 +16,8 @@ from fireworks.training.sdk._core.lib.retryable_exception import RetryableExcept
 
 from everburn.emulator.base_model import TINY
 from everburn.emulator.server import EmulatorSettings, create_app
+from support.emulator import RunningEmulator, supervised
 
-from .support import RunningEmulator, supervised
 from .test_completions import complete, model_of, sample, sampler, snapshot
 
 ADAM = types.AdamParams(learning_rate=1e-2)

@@ -17,8 +17,7 @@ from everburn.emulator.sampler import (
     Ticket,
     check_request,
 )
-
-from .support import POSITIONS
+from support.emulator import POSITIONS
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 

@@ -15,8 +15,8 @@ from fireworks.training.sdk import (
 
 from everburn.emulator.base_model import TINY
 from everburn.emulator.sessions import Sessions
+from support.emulator import RunningEmulator, running_emulator, supervised, wait_for
 
-from .support import RunningEmulator, running_emulator, supervised, wait_for
 from .test_completions import complete, model_of, snapshot
 from .test_training import digests, warm_up
 

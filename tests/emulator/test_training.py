@@ -11,9 +11,7 @@ from fireworks.training.sdk import FiretitanServiceClient, RequestFailedError, t
 from everburn.emulator.base_model import TINY
 from everburn.emulator.bases import Base
 from everburn.emulator.losses import LOSSES
-
-from . import reference
-from .support import (
+from support.emulator import (
     POSITIONS,
     RunningEmulator,
     gradient_through_sdk,
@@ -22,6 +20,8 @@ from .support import (
     supervised,
     wait_for,
 )
+
+from . import reference
 
 ADAM = types.AdamParams(learning_rate=1e-2)
 SEQUENCES = [[9, 4, 33, 60, 2, 17], [5, 6, 7, 8], [40, 41, 42, 43, 44, 45, 46, 47, 48]]
