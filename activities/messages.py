@@ -1,10 +1,13 @@
 """What activities receive and return. At most 2 KB each: names and numbers, never tokens."""
 
+from collections.abc import Iterable
+from typing import Self, get_args
+
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.ledger import AdamParams
 from everburn.metrics import Number
-from everburn.refs import GroupKey, RolloutOutcome, RunRef
+from everburn.refs import GroupKey, RolloutOutcome, RolloutStatus, RunRef
 from everburn.run_folder import Owner
 
 
@@ -40,11 +43,43 @@ class RolloutOrder(Message):
     version: int
 
 
+MAX_ERRORS = 8
+"""Failures of a group whose texts travel; a judge that is down fails all of them alike."""
+
+
 class CompleteGroup(Message):
+    """All completions of the group have ended."""
+
     run: RunRef
     group: GroupKey
     version: int
-    outcomes: list[RolloutOutcome]
+    statuses: str
+    """How each completion ended, in order, by the first letter of its status: a group may have
+    hundreds."""
+    errors: dict[int, str]
+    """Of the first failures, by completion."""
+
+    @classmethod
+    def of(
+        cls, run: RunRef, group: GroupKey, version: int, outcomes: Iterable[RolloutOutcome]
+    ) -> Self:
+        in_order = sorted(outcomes, key=lambda outcome: outcome.completion)
+        errors = [(o.completion, o.error) for o in in_order if o.error is not None]
+        return cls(
+            run=run,
+            group=group,
+            version=version,
+            statuses="".join(outcome.status[0] for outcome in in_order),
+            errors=dict(errors[:MAX_ERRORS]),
+        )
+
+    @property
+    def outcomes(self) -> list[RolloutOutcome]:
+        names: dict[str, RolloutStatus] = {name[0]: name for name in get_args(RolloutStatus)}
+        return [
+            RolloutOutcome(completion=i, status=names[letter], error=self.errors.get(i))
+            for i, letter in enumerate(self.statuses)
+        ]
 
 
 class GroupSummary(Message):

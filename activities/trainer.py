@@ -5,11 +5,14 @@ which that process starts a second worker.
 """
 
 import asyncio
+import importlib
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
@@ -54,6 +57,8 @@ PROBE_INTERVAL = 5.0
 """Seconds between looks whether the session still lives, also while nothing trains."""
 PROBE_TIMEOUT = 30.0
 """Seconds; a server under load answers late, a dead one never."""
+CLAIM_TIMEOUT = 60.0
+"""Seconds after which a lease that nobody holds never will be."""
 LEASE_GRACE = timedelta(seconds=5)
 """For activities of a released lease to report their results."""
 LEASE_SLOTS = 64
@@ -65,6 +70,9 @@ class _Held:
     lease: "Lease"
     worker: Worker
     serving: "asyncio.Task[None]"
+    expiry: "asyncio.Task[None] | None" = None
+    claimed: bool = False
+    """Whether the run knows that it has the lease."""
     stopping: "asyncio.Task[None] | None" = None
 
 
@@ -73,6 +81,12 @@ async def open_serverless(config: "RunConfig") -> "Trainer":
     from everburn.trainers.serverless import ServerlessTrainer
 
     return await ServerlessTrainer.open(config)
+
+
+def preload() -> None:
+    """Import what the first lease needs: the SDK, and what makes its requests."""
+    importlib.import_module("everburn.learning.submissions")
+    importlib.import_module("fireworks.training.sdk")
 
 
 class TrainerActivities:
@@ -92,17 +106,17 @@ class TrainerActivities:
         from everburn.trainers.lease import Lease
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
-        queue = lease_queue(ref)
         with final_errors(TrainerUnavailableError):
             held = self._held.get(ref)
             if held is None:
                 await self._end_superseded(ref)
-                trainer = await self._open_trainer(stored_config(order.run))
-                held = self._serve(Lease(order.epoch, trainer), queue)
+                trainer = await self._open(stored_config(order.run))
+                held = self._serve(Lease(order.epoch, trainer), lease_queue(ref))
                 self._held[ref] = held
+                held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
         return LeaseGrant(
             epoch=order.epoch,
-            task_queue=queue,
+            task_queue=held.worker.task_queue,
             session=held.lease.trainer.session,
             holder=worker_name(),
         )
@@ -111,6 +125,7 @@ class TrainerActivities:
     async def hold_lease(self, ref: LeaseRef) -> None:
         """Stay as long as the session lives; returns at its release, fails when it is lost."""
         lease = self._lease(ref)
+        self._held[ref].claimed = True
         while lease.ended is None:
             await self._probe(lease)
             if not await self._is_wanted(ref):
@@ -199,8 +214,31 @@ class TrainerActivities:
 
     async def _end_superseded(self, ref: LeaseRef) -> None:
         """Leases of the same run that this process still holds are of no use any more."""
+        from everburn.trainers import TrainerStateLostError
+
+        superseded = TrainerStateLostError(f"lease {ref.epoch} has taken over")
         for old in [held for held in self._held if held.run == ref.run and held.epoch < ref.epoch]:
-            await self.release_lease(old)
+            await self._held[old].lease.end(superseded)
+            # Its session is closed meanwhile: a service that is gone would hold up the new one.
+            self._retire(old)
+
+    async def _open(self, config: "RunConfig") -> "Trainer":
+        """A new session; one that comes too late, after its activity was given up, is closed."""
+        opening = asyncio.ensure_future(self._open_trainer(config))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_when_open)
+            raise
+
+    async def _expire_unclaimed(self, ref: LeaseRef) -> None:
+        """End a lease whose grant nobody received: the activity had been given up meanwhile."""
+        await asyncio.sleep(CLAIM_TIMEOUT)
+        held = self._held.get(ref)
+        if held is not None and not held.claimed:
+            log.warning("lease %d of run %s isn't claimed", ref.epoch, ref.run.id)
+            await held.lease.release()
+            self._retire(ref)
 
     def _serve(self, lease: "Lease", queue: str) -> _Held:
         worker = Worker(
@@ -230,6 +268,8 @@ class TrainerActivities:
 
     async def _stop_serving(self, ref: LeaseRef) -> None:
         held = self._held[ref]
+        if held.expiry is not None:
+            held.expiry.cancel()
         await held.worker.shutdown()
         await held.serving
         if not held.lease.released:
@@ -287,20 +327,32 @@ class TrainerActivities:
 
 
 def lease_queue(ref: LeaseRef) -> str:
-    """The task queue on which the holder of a lease listens."""
-    return f"everburn-trainer-{ref.run.id}-{ref.epoch}"
+    """A new task queue, on which only the holder of a lease listens: another process that has
+    opened a session under the same epoch, and was given up over it, must get none of its work."""
+    return f"everburn-trainer-{ref.run.id}-{ref.epoch}-{uuid.uuid4().hex[:8]}"
+
+
+def _close_when_open(opening: "asyncio.Future[Trainer]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        closing = asyncio.ensure_future(opening.result().close())
+        _closings.add(closing)
+        closing.add_done_callback(_closings.discard)
+
+
+_closings: set["asyncio.Future[None]"] = set()
+"""The loop holds tasks weakly."""
 
 
 async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.learning.submissions import prepare_submission, ratio_diagnostics
     from everburn.refs import decode_groups
     from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore
+    from everburn.store import ArtifactStore, when_there_is_space
     from everburn.trainers.serverless import wire_loss_of
 
     run = order.lease.run
     config = stored_config(run)
-    datums = await asyncio.to_thread(
+    datums = await when_there_is_space(
         prepare_submission,
         ArtifactStore.of(run),
         order.step,
@@ -327,7 +379,7 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
 
 async def _publish(lease: "Lease", order: Publish) -> Published:
     from everburn.publications import Publication, publish
-    from everburn.store import ArtifactStore
+    from everburn.store import ArtifactStore, when_there_is_space
 
     started = time.monotonic()
     snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
@@ -335,14 +387,14 @@ async def _publish(lease: "Lease", order: Publish) -> Published:
         version=order.version, epoch=lease.epoch, snapshot=snapshot.path, handle=snapshot.handle
     )
     store = ArtifactStore.of(order.lease.run)
-    await asyncio.to_thread(publish, store, publication, current=order.current)
+    await when_there_is_space(partial(publish, current=order.current), store, publication)
     return Published(snapshot=snapshot.path, seconds=time.monotonic() - started)
 
 
 async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
     from everburn.checkpoints import Checkpoint, record_checkpoint
     from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore
+    from everburn.store import ArtifactStore, when_there_is_space
 
     config = stored_config(order.lease.run)
     started = time.monotonic()
@@ -356,7 +408,7 @@ async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
         lora_rank=config.lora_rank,
         adapter_seed=config.seed,
     )
-    await asyncio.to_thread(record_checkpoint, ArtifactStore.of(order.lease.run), checkpoint)
+    await when_there_is_space(record_checkpoint, ArtifactStore.of(order.lease.run), checkpoint)
     return Saved(path=path, seconds=time.monotonic() - started)
 
 

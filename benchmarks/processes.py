@@ -1,26 +1,41 @@
-"""Real processes for benchmarks: a Temporal server in a temporary folder, and workers.
+"""Real processes for benchmarks and chaos tests: servers and workers in a temporary folder.
 
 Owns their start, kill, restart and end, and the CPU time each has used, also over restarts.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from temporalio.client import Client
 
-from workers.ports import HOST, free_port
+from everburn.backends import EMULATOR_URL_ENV
+from workers.ports import HOST, free_port, is_open
 from workers.processes import connect
 from workers.supervisor import everburn_command
 from workers.temporal_server import find_binary, start_command
 
 ROOT = Path(__file__).parents[1]
+ROLES = ("orchestrator", "rollout", "trainer")
+PATIENCE = 120.0
+"""Seconds for a server to answer: importing torch on a busy machine takes its time."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that ended though nobody stopped it; `at` is in seconds since the epoch."""
+
+    name: str
+    at: float
 
 
 class Processes:
@@ -28,7 +43,13 @@ class Processes:
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
         self.folder = folder
-        self._environment = os.environ | {"TINKER_TELEMETRY": "0"} | (environment or {})
+        self.deaths: list[Death] = []
+        """Of processes that are kept up or were killed, in order."""
+        # Found by every process, whatever the folder it starts in.
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self._environment = (
+            os.environ | {"TINKER_TELEMETRY": "0", "PYTHONPATH": paths} | (environment or {})
+        )
         self._commands: dict[str, list[str]] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._ended_cpu: dict[str, float] = {}
@@ -37,7 +58,7 @@ class Processes:
         """Start a process, again by its name alone."""
         if command is not None:
             self._commands[name] = command
-        with (self.folder / f"{name}.log").open("ab") as log:
+        with self.log(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 self._commands[name], cwd=ROOT, env=self._environment, stdout=log, stderr=log
             )
@@ -45,11 +66,41 @@ class Processes:
     def kill(self, name: str) -> None:
         """As a crash: SIGKILL."""
         self._end(name, signal.SIGKILL)
+        self.deaths.append(Death(name, time.time()))
+
+    def stop(self, name: str) -> None:
+        """End a process in peace."""
+        self._end(name, signal.SIGTERM)
 
     def stop_all(self) -> None:
         """Those started last go first."""
         for name in reversed(list(self._running)):
-            self._end(name, signal.SIGTERM)
+            self.stop(name)
+
+    def thaw(self, name: str) -> None:
+        """Let a process go on that has stopped itself."""
+        self._running[name].send_signal(signal.SIGCONT)
+
+    def is_up(self, name: str) -> bool:
+        process = self._running.get(name)
+        return process is not None and process.poll() is None
+
+    def is_frozen(self, name: str) -> bool:
+        process = self._running.get(name)
+        if process is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        return False
+
+    @contextmanager
+    def kept_up(self, delay: float = 1.0) -> Iterator[None]:
+        """Whatever dies, and wasn't stopped, starts again `delay` seconds later."""
+        keeping = asyncio.create_task(self._keep_up(delay))
+        try:
+            yield
+        finally:
+            keeping.cancel()
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time of each, user and system, since it was first started."""
@@ -58,10 +109,31 @@ class Processes:
             for name, process in self._running.items()
         }
 
+    def log(self, name: str) -> Path:
+        """What the process has said."""
+        return self.folder / f"{name}.log"
+
+    async def _keep_up(self, delay: float) -> None:
+        seen = len(self.deaths)
+        due: dict[str, float] = {}
+        while True:
+            for name, process in list(self._running.items()):
+                if process.poll() is not None:
+                    del self._running[name]
+                    self.deaths.append(Death(name, time.time()))
+            for death in self.deaths[seen:]:
+                due[death.name] = death.at + delay
+            seen = len(self.deaths)
+            for name in [name for name, at in due.items() if time.time() >= at]:
+                del due[name]
+                self.start(name)
+            await asyncio.sleep(0.02)
+
     def _end(self, name: str, number: signal.Signals) -> None:
         process = self._running.pop(name)
         self._ended_cpu[name] = self._ended_cpu.get(name, 0.0) + _cpu(process)
         process.send_signal(number)
+        process.send_signal(signal.SIGCONT)  # a frozen process hears no other signal
         try:
             process.wait(timeout=30)
         except subprocess.TimeoutExpired:
@@ -78,18 +150,64 @@ def _cpu(process: "subprocess.Popen[bytes]") -> float:
 
 
 @asynccontextmanager
-async def temporal(folder: Path) -> AsyncIterator[tuple[Processes, Client, str]]:
-    """A server of its own, with the settings that `everburn dev` gives it; and a client."""
+async def temporal(
+    folder: Path,
+    environment: dict[str, str] | None = None,
+    dynamic_config: Sequence[str] = (),
+) -> AsyncIterator[tuple[Processes, Client, str]]:
+    """A server of its own, with the settings that `everburn dev` gives it, and more where a test
+    wants them (`KEY=VALUE`); and a client."""
     port = free_port()
     address = f"{HOST}:{port}"
-    processes = Processes(folder)
-    processes.start(
-        "temporal", start_command(find_binary(), folder / "temporal.db", port, free_port())
-    )
+    processes = Processes(folder, environment)
+    command = start_command(find_binary(), folder / "temporal.db", port, free_port())
+    for setting in dynamic_config:
+        command += ["--dynamic-config-value", setting]
+    processes.start("temporal", command)
     try:
         yield processes, await _connected(address), address
     finally:
         processes.stop_all()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """All of Everburn's processes in a folder: the servers, and a worker of each role."""
+
+    processes: Processes
+    client: Client
+    address: str
+    emulator_url: str
+    emulator_home: Path
+
+    async def answers(self) -> None:
+        """Return once both servers answer, after whatever happened to them."""
+        for url in (self.address, self.emulator_url.removeprefix("http://")):
+            port = int(url.rpartition(":")[2])
+            await _until(lambda: is_open(port), url)  # noqa: B023
+
+
+@asynccontextmanager
+async def stack(
+    folder: Path,
+    command: Callable[..., list[str]] = everburn_command,
+    environment: dict[str, str] | None = None,
+    dynamic_config: Sequence[str] = (),
+) -> AsyncIterator[Stack]:
+    """A stack for as long as the block runs. command: makes the command line of Everburn's own
+    processes from `everburn`'s arguments."""
+    port, home = free_port(), folder / "emulator"
+    url = f"http://{HOST}:{port}"
+    given = {EMULATOR_URL_ENV: url} | (environment or {})
+    async with temporal(folder, given, dynamic_config) as (processes, client, address):
+        processes.start(
+            "emulator",
+            command("emulator", "--port", str(port), "--home", str(home), "--enable-faults"),
+        )
+        for role in ROLES:
+            processes.start(role, command("worker", role, "--address", address))
+        await _until(lambda: is_open(port), "the emulator")
+        yield Stack(processes, client, address, url, home)
 
 
 def worker_command(role: str, address: str) -> list[str]:
@@ -109,3 +227,11 @@ async def _connected(address: str) -> Client:
         except RuntimeError:
             await asyncio.sleep(0.1)
     raise RuntimeError(f"the Temporal server at {address} didn't start")
+
+
+async def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what} didn't start within {PATIENCE:.0f} s")
+        await asyncio.sleep(0.1)

@@ -8,11 +8,14 @@ afresh. Owns the log's file and the matching. Doesn't own sampling (sampling.py)
 import asyncio
 import hashlib
 import json
+import logging
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, StoreFullError
+
+log = logging.getLogger(__name__)
 
 
 class LoggedCall(BaseModel):
@@ -53,8 +56,12 @@ class CallLog:
         return index, call
 
     async def note(self, call: LoggedCall) -> None:
-        """Keep a finished call."""
-        await asyncio.to_thread(self._store.append_lines, self._key, [call.model_dump_json()])
+        """Keep a finished call, if the store has room: a retry would merely repeat it."""
+        line = call.model_dump_json()
+        try:
+            await asyncio.to_thread(self._store.append_lines, self._key, [line])
+        except StoreFullError as error:
+            log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
     def forget(self) -> None:
         """The completion has its terminal record: the log has done its work."""

@@ -21,7 +21,7 @@ from everburn.refs import (
 )
 from everburn.rollout_runner import RolloutRunner
 from everburn.run_folder import stored_config
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, when_there_is_space
 
 SHARD_ROWS = 32
 """Rows per activity: enough to fill a sampler's batch, few enough to lose little to a crash."""
@@ -67,7 +67,7 @@ async def evaluate_shard(
     samples = await asyncio.gather(
         *(runner.evaluate(index, version) for index in range(start, stop))
     )
-    await asyncio.to_thread(runner.store.put_json, key, samples)
+    await when_there_is_space(runner.store.put_json, key, samples)
 
 
 async def run_evaluation_function(runner: RolloutRunner, version: int) -> dict[str, float]:

@@ -1,13 +1,15 @@
 """Publication records: which sampler handle serves (run, version), and under which lease epoch.
 
-Owns the records, the rule that an older epoch never overwrites a newer one, and the rule by which
-a version is served whose snapshot died with its session. Doesn't own snapshots themselves
-(trainers/) or sampling (sampling.py).
+Owns the records, each epoch's apart from the others', the refusal of superseded epochs, and the
+rule by which a version is served whose snapshot died with its session. Doesn't own snapshots
+themselves (trainers/) or sampling (sampling.py).
 """
+
+from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.refs import CURRENT_KEY, publication_key
+from everburn.refs import PUBLICATIONS, current_publication_key, publication_key
 from everburn.store import ArtifactStore
 
 
@@ -30,40 +32,41 @@ def publish(store: ArtifactStore, publication: Publication, *, current: bool = T
     """Record who serves a version from now on; `current` makes it the policy of the run.
 
     Raises:
-        StaleEpochError: a newer lease has published this version, or the current one.
+        StaleEpochError: a newer lease publishes.
     """
-    key = publication_key(publication.version)
-    for found in (find_publication(store, publication.version), current_publication(store)):
-        if found is not None and found.epoch > publication.epoch:
+    for epoch in _epochs(store):
+        if epoch > publication.epoch:
             raise StaleEpochError(
-                f"version {found.version} is served under epoch {found.epoch}; a publication of "
-                f"epoch {publication.epoch} is refused"
+                f"epoch {epoch} publishes now; a publication of version {publication.version} "
+                f"under epoch {publication.epoch} is refused"
             )
     value = publication.model_dump(mode="json")
-    store.put_json(key, value)
+    store.put_json(publication_key(publication.version, publication.epoch), value)
     if current:
-        store.put_json(CURRENT_KEY, value)
+        store.put_json(current_publication_key(publication.epoch), value)
 
 
 def find_publication(store: ArtifactStore, version: int) -> Publication | None:
-    """The record of a version, whether or not its session still lives."""
-    found = store.find_json(publication_key(version))
-    return None if found is None else Publication.model_validate(found)
+    """The newest record of a version, whether or not its session still lives."""
+    return _newest(store, lambda epoch: _find(store, publication_key(version, epoch)))
 
 
 def current_publication(store: ArtifactStore) -> Publication | None:
     """The policy of the run: what was published last."""
-    found = store.find_json(CURRENT_KEY)
-    return None if found is None else Publication.model_validate(found)
+    return _newest(store, lambda epoch: _find(store, current_publication_key(epoch)))
 
 
 def serving(store: ArtifactStore, version: int) -> Publication | None:
     """Who serves a version now: its own snapshot, or, once that died with a superseded lease that
     nobody replayed it for, the current policy's."""
-    own, current = find_publication(store, version), current_publication(store)
-    if own is not None and current is not None and own.epoch < current.epoch:
-        return current
-    return own
+
+    def own_or_current(epoch: int) -> Publication | None:
+        own = _find(store, publication_key(version, epoch))
+        return own or _find(store, current_publication_key(epoch))
+
+    found = _newest(store, own_or_current)
+    # A version that is still to come isn't served by those before it.
+    return found if found is not None and found.version >= version else None
 
 
 def carry_publication(store: ArtifactStore, version: int) -> Publication:
@@ -72,7 +75,23 @@ def carry_publication(store: ArtifactStore, version: int) -> Publication:
     Raises:
         FileNotFoundError: version - 1 was never published.
     """
-    previous = Publication.model_validate(store.get_json(publication_key(version - 1)))
+    previous = find_publication(store, version - 1)
+    if previous is None:
+        raise FileNotFoundError(f"version {version - 1} was never published")
     carried = previous.model_copy(update={"version": version})
     publish(store, carried)
     return carried
+
+
+def _epochs(store: ArtifactStore) -> list[int]:
+    """Those that have published anything, the newest first."""
+    return sorted((int(key.rpartition("-")[2]) for key in store.keys(PUBLICATIONS)), reverse=True)
+
+
+def _newest(store: ArtifactStore, find: Callable[[int], Publication | None]) -> Publication | None:
+    return next((found for epoch in _epochs(store) if (found := find(epoch))), None)
+
+
+def _find(store: ArtifactStore, key: str) -> Publication | None:
+    found = store.find_json(key)
+    return None if found is None else Publication.model_validate(found)

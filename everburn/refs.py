@@ -97,15 +97,26 @@ def ledger_key(step: int) -> str:
     return f"ledger/{step:06d}.json"
 
 
-def publication_key(version: int) -> str:
-    return f"publications/{version:06d}.json"
+# What a lease's holder records lies under its epoch, so that a superseded holder, which may come
+# back at any moment, has nothing of its successor's to overwrite.
+
+PUBLICATIONS = "publications"
 
 
-CURRENT_KEY = "publications/current.json"
+def publication_key(version: int, epoch: int) -> str:
+    return f"{PUBLICATIONS}/epoch-{epoch:06d}/{version:06d}.json"
 
 
-def checkpoint_key(step: int) -> str:
-    return f"checkpoints/state-{step}.json"
+def current_publication_key(epoch: int) -> str:
+    return f"{PUBLICATIONS}/epoch-{epoch:06d}/current.json"
+
+
+def checkpoints_of(step: int) -> str:
+    return f"checkpoints/state-{step}"
+
+
+def checkpoint_key(step: int, epoch: int) -> str:
+    return f"{checkpoints_of(step)}/epoch-{epoch:06d}.json"
 
 
 def evaluation_key(version: int) -> str:

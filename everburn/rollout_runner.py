@@ -35,7 +35,7 @@ from everburn.rollouts import (
 )
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler, current_scope
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, when_there_is_space
 from everburn.tokenizers import load_tokenizer, tokenizer_name
 
 
@@ -92,7 +92,7 @@ class RolloutRunner:
             return self._outcome(completion, "dropped", log)
         record = self._record(finished, group, position, completion, version)
         # Off the loop: compressing and writing would hold up other rollouts.
-        await asyncio.to_thread(write_rollout, self.store, key, record, finished.run)
+        await when_there_is_space(write_rollout, self.store, key, record, finished.run)
         return self._outcome(completion, "succeeded", log)
 
     async def evaluate(self, index: int, version: int) -> dict[str, Any]:

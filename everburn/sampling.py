@@ -6,6 +6,7 @@ each call. Doesn't own transport, retries within a call and decoding: that is th
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -23,6 +24,9 @@ from everburn.store import ArtifactStore
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentSampler
 
+RECOVERY_PATIENCE = 30.0
+"""Seconds that a call waits for its version to be served again; then its completion is put off."""
+RESOLVE_INTERVAL = 0.5
 MAX_OPEN_SAMPLERS = 8
 """Policy versions whose connections a worker keeps open; more are rarely in use at once."""
 
@@ -168,7 +172,35 @@ class Sampler:
     async def _request(
         self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
     ) -> Sample:
-        publication = self._publication(scope)
+        """Ask whoever serves the scope's version.
+
+        Where nobody does, the trainer is being recovered: the call waits for that, so that the
+        rollout needn't begin again.
+        """
+        deadline = time.monotonic() + RECOVERY_PATIENCE
+        gone: Publication | None = None
+        while True:
+            publication = serving(self._store, scope.version)
+            if publication is not None and publication != gone:
+                try:
+                    return await self._ask(publication, scope, prompt, settings)
+                except SnapshotGoneError:
+                    gone = publication
+                    if time.monotonic() > deadline:
+                        raise
+            elif time.monotonic() > deadline:
+                raise SnapshotGoneError(
+                    f"{scope.where}: policy version {scope.version} isn't served"
+                )
+            await asyncio.sleep(RESOLVE_INTERVAL)
+
+    async def _ask(
+        self,
+        publication: Publication,
+        scope: CompletionScope,
+        prompt: list[int],
+        settings: dict[str, Any],
+    ) -> Sample:
         try:
             (completion,) = await self._sampler(publication).sample_with_prompt_tokens(
                 prompt, hotload_max_retries=0, **settings
@@ -192,14 +224,6 @@ class Sampler:
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             version=publication.version,
         )
-
-    def _publication(self, scope: CompletionScope) -> Publication:
-        publication = serving(self._store, scope.version)
-        if publication is None:
-            raise SnapshotGoneError(
-                f"{scope.where}: policy version {scope.version} hasn't been published"
-            )
-        return publication
 
     def _sampler(self, publication: Publication) -> "DeploymentSampler":
         from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController

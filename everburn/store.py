@@ -5,17 +5,27 @@ check, and idempotence: a key is written by one writer's value or the same value
 own keys (refs.py) or what files mean.
 """
 
+import asyncio
 import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from everburn.refs import RunRef, StoredRef
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+FULL_INTERVAL = 2.0
+"""Seconds between attempts to write to a full store."""
 
 
 class StoreError(Exception):
@@ -157,6 +167,20 @@ class ArtifactStore:
         except OSError as error:
             kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
             raise kind(f"can't write {path}: {error.strerror or error}") from error
+
+
+async def when_there_is_space(write: Callable[..., T], *arguments: Any) -> T:
+    """Run a write in a thread; as long as the store is full, again and again.
+
+    For what can't be had again without doing it again: a rollout that was sampled, a session that
+    was changed.
+    """
+    while True:
+        try:
+            return await asyncio.to_thread(write, *arguments)
+        except StoreFullError as error:
+            log.warning("%s; tried again in %g s", error, FULL_INTERVAL)
+            await asyncio.sleep(FULL_INTERVAL)
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ trained twice or skipped, a file changed. Doesn't own how a step is replayed (re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from everburn.checkpoints import find_checkpoint
+from everburn.checkpoints import eligible_checkpoints
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.submissions import SubmissionManifest
 from everburn.ledger import LedgerEntry, read_ledger
@@ -77,11 +77,10 @@ async def verify(
     trained, rejected = check_records(run)
     store = ArtifactStore.of(run)
     ledger = read_ledger(store)
-    start = find_checkpoint(store, 0)
-    if start is None:
+    saved = eligible_checkpoints(store, ledger)
+    if not saved or saved[0].step > 0:
         raise VerificationError(f"run {run.id} has no initial state: it never began to train")
-    saved = [c for step in range(len(ledger) + 1) if (c := find_checkpoint(store, step))]
-    last = saved[-1]
+    start, last = saved[0], saved[-1]
     trainer = await open_trainer()
     try:
         await trainer.load_checkpoint(start.path)

@@ -17,7 +17,7 @@ from temporalio.worker import Worker
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
 from activities.rollouts import RolloutActivities
-from activities.trainer import TrainerActivities
+from activities.trainer import TrainerActivities, preload
 from workers.plugin import everburn_plugin
 from workflows.evaluation import Evaluation
 from workflows.prompt_group import PromptGroup
@@ -104,9 +104,12 @@ async def serving(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> Asy
                 rollouts.close()
         case "trainer":
             trainer = TrainerActivities(client)
+            # Seconds, which a recovery would wait for otherwise.
+            preloading = asyncio.create_task(asyncio.to_thread(preload))
             try:
                 yield trainer_worker(client, trainer)
             finally:
+                await preloading
                 await trainer.close()
 
 

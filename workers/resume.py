@@ -8,7 +8,7 @@ from there (workflows/train_run.py).
 from pathlib import Path
 
 from everburn import metrics
-from everburn.checkpoints import find_checkpoint
+from everburn.checkpoints import eligible_checkpoints, find_checkpoint
 from everburn.config import ConfigError, RunConfig, reconfigured
 from everburn.dataset import stored_rows
 from everburn.learning.group import GroupManifest, load_group
@@ -65,8 +65,7 @@ def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
     state.admission.version = len(ledger)
     state.checkpoints = [
         CheckpointAt(step=checkpoint.step, path=checkpoint.path)
-        for step in range(len(ledger) + 1)
-        if (checkpoint := find_checkpoint(store, step)) is not None
+        for checkpoint in eligible_checkpoints(store, ledger)
     ]
     state.checkpoint = state.checkpoints[-1].path
     state.evaluation_rows = len(stored_rows(run, EVALUATION_ROWS_KEY))

@@ -93,6 +93,8 @@ class OptimizerStep:
             self._phase("collecting", f"{missing} more prompt groups")
             await workflow.wait_condition(self._can_go_on)
             self.trainer.check()
+            if (refusal := self._refusal()) is not None:
+                raise refusal
             if state.checkpoint_wanted:
                 # Weights are still those of the last committed step: gradients don't change them.
                 await self._save_committed()
@@ -111,7 +113,7 @@ class OptimizerStep:
     def _can_go_on(self) -> bool:
         state = self.state
         interrupted = state.fatal is not None or self.trainer.lost or state.stopping
-        interrupted = interrupted or state.checkpoint_wanted
+        interrupted = interrupted or state.checkpoint_wanted or self._refusal() is not None
         return interrupted or state.rows_done or state.batch_sealed or self._ready()
 
     def _ready(self) -> bool:
@@ -141,6 +143,11 @@ class OptimizerStep:
         )
         self._busy.append((started, workflow.time()))
         return result
+
+    def _refusal(self) -> BaseException | None:
+        """Why a submission failed, if one has: nothing that follows can mend it."""
+        ended = (task for task in self._pending if task.done() and not task.cancelled())
+        return next((error for task in ended if (error := task.exception())), None)
 
     async def _gradients(self) -> list[Submitted]:
         self._phase("training", "gradients")

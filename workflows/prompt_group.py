@@ -45,7 +45,7 @@ its worker each time must not do so for ever."""
 BACKOFF = (1, 2, 4, 8, 15)
 """Seconds before another try."""
 MAX_ERROR = 120
-"""Characters of a failure kept per completion: a whole group's fit into one payload."""
+"""Characters of a failure kept per completion."""
 
 
 @workflow.defn
@@ -172,9 +172,7 @@ class PromptGroup:
         order = self._order
         summary = await workflow.execute_activity_method(
             RolloutActivities.complete_group,
-            CompleteGroup(
-                run=order.run, group=order.key, version=order.version, outcomes=self._outcomes
-            ),
+            CompleteGroup.of(order.run, order.key, order.version, self._outcomes),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=timedelta(minutes=5),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,

@@ -28,6 +28,9 @@ with workflow.unsafe.imports_passed_through():
     from workflows.state import RunState
 
 TIMEOUT = timedelta(minutes=2)
+HEARTBEAT_TIMEOUT = timedelta(seconds=4)
+"""How long a writer can be dead before its write is done again: part of an orchestrator's recovery,
+and cheap, since writes are short."""
 MAX_SAMPLES = 6
 """Producer samples that fit into one payload beside everything else."""
 
@@ -94,5 +97,6 @@ class Recorder:
                 order,
                 task_queue=ORCHESTRATOR_QUEUE,
                 start_to_close_timeout=TIMEOUT,
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
                 summary=summary,
             )

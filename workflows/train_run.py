@@ -308,14 +308,21 @@ class TrainRun:
 
     async def _continue_as_new(self) -> None:
         """Between two steps; children run on, and report to whoever has the run's id."""
+        state = self._state
         await workflow.wait_condition(
             lambda: (
-                self._producer.settled
-                and self._recorder.idle
-                and not self._watchdog.looking
-                and workflow.all_handlers_finished()
+                state.checkpoint_wanted
+                or (
+                    self._producer.settled
+                    and self._recorder.idle
+                    and not self._watchdog.looking
+                    and workflow.all_handlers_finished()
+                )
             )
         )
+        if state.checkpoint_wanted:
+            # Its handler waits for the next step, which begins with it.
+            return
         workflow.continue_as_new(args=[self._config.model_dump(mode="json"), self._state])
 
     # Messages

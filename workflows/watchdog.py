@@ -72,6 +72,7 @@ class Watchdog:
             ),
             task_queue=ORCHESTRATOR_QUEUE,
             start_to_close_timeout=timedelta(minutes=2),
+            heartbeat_timeout=timedelta(seconds=10),
             summary=f"look after {len(out)} groups",
         )
         for group in found.finished:

@@ -136,17 +136,21 @@ class Farm:
 
     def config(self, run_id: str, store: Path, rows: int = 4, **fields: Any) -> dict[str, Any]:
         """A run's configuration with everything that a test doesn't care about."""
-        return {
-            "rollout": "support.tasks:make_rollout_fn",
-            "dataset": {"name": "support.tasks:rows", "kwargs": {"count": rows}},
-            "extras": {"script": run_id},
-            "shuffle": False,
-            "base_model": "scripted",
-            "tokenizer_model": str(self.tokenizer),
-            "backend": "emulator",
-            "completions_per_prompt": 2,
-            "store": str(store),
-        } | _entrypoints(run_id, scripts[run_id]) | fields
+        return (
+            {
+                "rollout": "support.tasks:make_rollout_fn",
+                "dataset": {"name": "support.tasks:rows", "kwargs": {"count": rows}},
+                "extras": {"script": run_id},
+                "shuffle": False,
+                "base_model": "scripted",
+                "tokenizer_model": str(self.tokenizer),
+                "backend": "emulator",
+                "completions_per_prompt": 2,
+                "store": str(store),
+            }
+            | _entrypoints(run_id, scripts[run_id])
+            | fields
+        )
 
     @asynccontextmanager
     async def other_rollout_worker(self) -> AsyncIterator[None]:

@@ -38,7 +38,11 @@ async def test_all_problems_of_a_configuration_come_in_one_message(farm: Farm, t
     }
     failure = await failure_of(farm, "bad-config", config)
     assert failure.type == "InvalidConfig"
-    for text in ("rollout: 'no colon' doesn't name a callable", "completions_per_prompt", "temperture: no such field; did you"):
+    for text in (
+        "rollout: 'no colon' doesn't name a callable",
+        "completions_per_prompt",
+        "temperture: no such field; did you",
+    ):
         assert text in failure.message
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(WorkflowQueryFailedError, match="no such field"):

@@ -20,9 +20,7 @@ async def grade(draw: Draw) -> float:
 
 
 async def test_held_out_rows_are_reported_before_and_after(start: Start):
-    run = await start(
-        Script(grade), rows=1, evaluation_dataset=HELD_OUT, max_completion_tokens=77
-    )
+    run = await start(Script(grade), rows=1, evaluation_dataset=HELD_OUT, max_completion_tokens=77)
     result = await run.result()
     before, after = (run.store.get_json(f"eval-{when}.json") for when in ("before", "after"))
     assert (before["snapshot"], after["snapshot"]) == ("policy-0000-e1", "policy-0001-e1")

@@ -18,7 +18,9 @@ async def test_a_filtered_row_is_rejected_and_counts_only_in_raw_metrics(start: 
         seen.append((group.row, group.rewards, group.version))
         return max(group.rewards) < 3
 
-    run = await start(Script(play, keep=keep), rows=4, prompt_groups_per_step=2, max_head_offpolicy_versions=1)
+    run = await start(
+        Script(play, keep=keep), rows=4, prompt_groups_per_step=2, max_head_offpolicy_versions=1
+    )
     result = await run.result()
     assert ({"row": 2}, [2.0, 3.0], 0) in seen
     assert [group.fate for group in run.groups] == ["accepted", "accepted", "filtered", "filtered"]
@@ -37,9 +39,7 @@ async def test_raw_metrics_are_of_all_completions_and_filtered_ones_of_those_kep
         return draw.row + draw.completion
 
     script = Script(play, keep=lambda group: group.row["row"] != 0)
-    run = await start(
-        script, rows=3, prompt_groups_per_step=2, max_head_offpolicy_versions=1
-    )
+    run = await start(script, rows=3, prompt_groups_per_step=2, max_head_offpolicy_versions=1)
     await run.until(rows_resolved=1)
     rejected.open()
     await run.result()
@@ -79,7 +79,11 @@ async def test_an_incomplete_group_is_rebuilt_as_often_as_allowed_and_then_rejec
         return None if draw.row == 1 and draw.completion == 0 else draw.completion
 
     run = await start(
-        Script(play), rows=2, prompt_groups_per_step=2, min_group_size=2, max_incomplete_group_retries=2
+        Script(play),
+        rows=2,
+        prompt_groups_per_step=2,
+        min_group_size=2,
+        max_incomplete_group_retries=2,
     )
     result = await run.result()
     fates = {group.key.text: group.fate for group in run.groups}

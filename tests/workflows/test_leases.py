@@ -109,18 +109,18 @@ async def test_a_holder_that_falls_silent_is_noticed_and_replaced(
     """Its process is dead, or as good as: the run doesn't wait for it, nor for its requests."""
     monkeypatch.setattr(trainer_lease, "HOLD_HEARTBEAT", timedelta(seconds=1))
     beat = heartbeats._beat
-    silent = True
+    holders: list[str] = []
 
-    async def sometimes_beat(interval: timedelta) -> None:
-        if silent and activity.info().activity_type == "hold_lease":
-            await asyncio.Event().wait()
+    async def beat_unless_first(interval: timedelta) -> None:
+        if activity.info().activity_type == "hold_lease":
+            holders.append(activity.info().workflow_id)
+            if len(holders) == 1:
+                await asyncio.Event().wait()
         await beat(interval)
 
-    monkeypatch.setattr(heartbeats, "_beat", sometimes_beat)
+    monkeypatch.setattr(heartbeats, "_beat", beat_unless_first)
     run = await start_tuned(Script(), rows=1)
     stuck = run.trainer.hold("optim_step")
-    await until(lambda: run.trainer.count("open") == 1)
-    silent = False
     await run.until(lease_epoch=2)
     stuck.open()
     await run.result()

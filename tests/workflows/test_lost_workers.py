@@ -2,14 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
-from temporalio.worker import Worker
+from temporalio import activity
 
-from activities.rollouts import RolloutActivities
+from activities import heartbeats
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
@@ -34,19 +32,51 @@ async def test_rollouts_of_a_worker_that_shuts_down_are_done_again_by_another(
         return draw.completion
 
     async with tunable_farm.other_rollout_worker():
-        run = await start_tuned(Script(play), rows=1, completions_per_prompt=6, min_group_size=6)
-        await until(lambda: len(run.script.begun) == 6)
+        run = await start_tuned(Script(play), rows=1, completions_per_prompt=12, min_group_size=12)
+        await until(lambda: len(run.script.begun) == 12)
     # What the worker that is left has begun, it may finish; what the other had is begun again.
-    await until(lambda: len(run.script.cancelled) > 0 and len(run.script.begun) > 6)
+    await until(lambda: len(run.script.cancelled) > 0 and len(run.script.begun) > 12)
     gate.open()
     await run.result()
     lost = {draw.place for draw in run.script.cancelled}
     assert all(len(run.script.draws(*place)) == 2 for place in lost)
-    assert len(run.script.begun) == 6 + len(lost)
+    assert len(run.script.begun) == 12 + len(lost)
     assert run.trained == ["0"]
     last = run.metrics("producer/event")[-1]
     assert last["producer/recoverable_errors_total"] == 0
     assert last["producer/breaker_consecutive_failures"] == 0
+
+
+async def test_a_worker_that_falls_silent_is_replaced_and_changes_nothing_when_it_is_back(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    beat = heartbeats._beat
+    back = Gate()
+
+    async def beat_unless_first(interval: timedelta) -> None:
+        info = activity.info()
+        if info.activity_type == "rollout" and len(run.script.begun) < 2:
+            await asyncio.Event().wait()
+        await beat(interval)
+
+    async def play(draw: Draw) -> float:
+        if draw.tries == 0:
+            await back.passed()
+        return 10.0 * draw.tries + draw.completion
+
+    monkeypatch.setattr(heartbeats, "_beat", beat_unless_first)
+    run = await start_tuned(Script(play), rows=2, prompt_groups_per_step=1)
+    await until(lambda: "0" in run.trained)
+    back.open()
+    await run.result()
+    assert run.trained == ["0", "1"]
+    await until(lambda: len(run.script.ended) == 6)
+    assert run.groups[0].rewards == [10.0, 11.0]
+    for member in run.groups[0].members:
+        run.store.get(member.stored)  # checks the digest
+    assert len(run.script.draws(row=0)) == 4
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/recoverable_errors_total"] == 0
 
 
 async def test_code_that_blocks_its_loop_for_longer_than_a_heartbeat_keeps_its_work(

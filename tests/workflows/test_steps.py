@@ -119,9 +119,7 @@ async def test_groups_are_submitted_as_they_get_ready_and_may_be_pending_togethe
 
 async def test_groups_that_got_ready_during_a_step_share_the_next_submission(start: Start):
     """Nothing of step 2 is submitted before step 1 is committed: gradients would mix."""
-    run = await start(
-        Script(), rows=4, prompt_groups_per_step=2, max_head_offpolicy_versions=1
-    )
+    run = await start(Script(), rows=4, prompt_groups_per_step=2, max_head_offpolicy_versions=1)
     publish = run.trainer.hold("publish policy-0001")
     await run.trainer.reached("publish policy-0001")
     submitted = run.trainer.count("forward_backward")

@@ -1,0 +1,143 @@
+"""What must be true of a run after whatever has happened to its processes.
+
+Owns the assertions over a finished run of tiny_task: verified against its ledger, each row one
+fate, no finished completion executed again, nothing left at the services. Doesn't own the
+verification itself (everburn/verification.py).
+"""
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from temporalio.client import Client
+
+from benchmarks.processes import PATIENCE, Stack
+from benchmarks.tiny_task import Execution, read_executions
+from everburn.backends import EMULATOR_URL_ENV
+from everburn.ledger import read_ledger
+from everburn.refs import GroupKey, RunRef, rollout_key
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+from everburn.verification import Verified, row_count, verify
+
+
+class AuditError(AssertionError):
+    """A run that isn't what it should be."""
+
+
+async def audit(run: RunRef, stack: Stack, executions: Path) -> Verified:
+    """Check a completed run.
+
+    Raises:
+        AuditError, VerificationError: naming the first thing that is wrong.
+    """
+    verified = await verified_weights(run, stack)
+    check_fates(run, verified)
+    check_executions(run, list(read_executions(executions)))
+    await check_nothing_runs(stack.client, run)
+    return verified
+
+
+async def verified_weights(run: RunRef, stack: Stack) -> Verified:
+    """`everburn verify`, on the stack's emulator. Raises VerificationError."""
+    from everburn.emulator.checkpoints import weights_digest
+    from everburn.trainers.serverless import ServerlessTrainer
+
+    with _emulator_of(stack):
+        return await verify(
+            run,
+            lambda: ServerlessTrainer.open(stored_config(run)),
+            lambda path: weights_digest(stack.emulator_home, path),
+            name=f"verify-{time.time_ns()}",
+        )
+
+
+def check_fates(run: RunRef, verified: Verified) -> None:
+    """Each row has a fate, and weights have moved."""
+    rows = row_count(run)
+    if verified.rows_trained + verified.rows_rejected != rows:
+        raise AuditError(f"{verified} doesn't account for the run's {rows} rows")
+    ledger = read_ledger(ArtifactStore.of(run))
+    if verified.steps != len(ledger):
+        raise AuditError(f"{verified.steps} of {len(ledger)} steps are covered by a checkpoint")
+    if not any(entry.updated for entry in ledger):
+        raise AuditError("no step has changed weights: there was nothing to verify")
+    if [entry.version for entry in ledger] != list(range(1, len(ledger) + 1)):
+        raise AuditError("versions don't follow each other")
+
+
+def check_executions(run: RunRef, executions: list[Execution]) -> None:
+    """No completion was executed again once it was recorded, and none that had returned in a
+    process that lived on."""
+    written = _written(run)
+    returned: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    for execution in executions:
+        at = written.get(execution.place)
+        if execution.event == "begun" and at is not None and execution.at > at:
+            raise AuditError(f"{execution} began {execution.at - at:.3f} s after it was recorded")
+        if execution.event == "returned":
+            returned[execution.place].append(execution)
+    for place, times in returned.items():
+        if len({execution.pid for execution in times}) != len(times):
+            raise AuditError(f"{place} returned more than once in one process: {times}")
+    missing = written.keys() - returned.keys()
+    if missing:
+        raise AuditError(f"rollouts without an execution: {sorted(missing)}")
+
+
+async def check_nothing_runs(client: Client, run: RunRef) -> None:
+    """Neither the run nor a child of it is open."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        # The list lags behind by a moment.
+        query = "ExecutionStatus = 'Running'"
+        mine = [
+            workflow.id
+            async for workflow in client.list_workflows(query)
+            if workflow.id == run.id or workflow.id.startswith(f"{run.id}/")
+        ]
+        if not mine:
+            return
+        if time.monotonic() > deadline:
+            raise AuditError(f"still running after the run's end: {mine}")
+        await asyncio.sleep(0.1)
+
+
+async def live_sessions(stack: Stack) -> list[str]:
+    """The trainer sessions that the emulator knows."""
+    async with httpx.AsyncClient() as http:
+        reply = await http.get(f"{stack.emulator_url}/emulator/state")
+    reply.raise_for_status()
+    return list(reply.json()["sessions"])
+
+
+def _written(run: RunRef) -> dict[tuple[int, int], float]:
+    """When the rollout of each completion was written: of the attempt that was trained."""
+    store = ArtifactStore.of(run)
+    found = {}
+    for entry in read_ledger(store):
+        for text in entry.groups:
+            key = GroupKey.parse(text)
+            for completion in range(stored_config(run).completions_per_prompt):
+                path = Path(store.path(rollout_key(key, completion)))
+                if path.exists():
+                    found[key.cursor, completion] = path.stat().st_mtime
+    return found
+
+
+@contextmanager
+def _emulator_of(stack: Stack) -> Iterator[None]:
+    outer = os.environ.get(EMULATOR_URL_ENV)
+    os.environ[EMULATOR_URL_ENV] = stack.emulator_url
+    try:
+        yield
+    finally:
+        if outer is None:
+            del os.environ[EMULATOR_URL_ENV]
+        else:
+            os.environ[EMULATOR_URL_ENV] = outer

@@ -1,0 +1,132 @@
+"""Many short runs whose processes are killed at random, each verified against its ledger.
+
+    python -m benchmarks.random_kills [--runs 50] [--seed 0]
+
+One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
+server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
+killed starts again after a second. Afterwards each run is audited (audit.py). Says how each run
+went, prints a summary as one JSON line, and exits with 1 unless all have passed.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from temporalio.client import WorkflowFailureError
+
+from benchmarks import tiny_task
+from benchmarks.audit import AuditError, audit
+from benchmarks.processes import ROLES, Stack, stack
+from everburn.refs import RunRef
+from everburn.verification import VerificationError
+from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.train_run import TrainRun
+
+KINDS = (*ROLES, "emulator", "temporal")
+ROWS = 24
+KILLS = 4
+"""Moments at which something dies, per run, as long as it lasts."""
+MEAN_GAP = 4.0
+"""Seconds between those moments."""
+TWO_AT_ONCE = 0.25
+"""How often two die together."""
+PATIENCE = 300.0
+"""Seconds after which a run is given up: many times what it needs."""
+OFTEN = "limit.historyCount.suggestContinueAsNew=300"
+"""Runs continue as new every few steps, so that kills meet that too."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went. problem: what is wrong with it, if anything."""
+
+    seed: int
+    kills: list[str]
+    seconds: float
+    problem: str | None
+
+    @property
+    def line(self) -> str:
+        verdict = "passed" if self.problem is None else f"FAILED: {self.problem}"
+        return f"seed {self.seed}: {verdict}; {self.seconds:.0f} s, killed {self.kills}"
+
+
+async def disturbed_run(opened: Stack, folder: Path, seed: int) -> Outcome:
+    """One run, and what its seed says happens to it."""
+    run = RunRef(store=str(folder / "runs"), id=f"seed-{seed}")
+    executions = folder / f"{run.id}.executions"
+    executions.touch()
+    config = tiny_task.config(Path(run.store), ROWS, executions)
+    started = time.monotonic()
+    handle = await opened.client.start_workflow(
+        TrainRun.run, args=[config], id=run.id, task_queue=ORCHESTRATOR_QUEUE
+    )
+    kills: list[str] = []
+    killing = asyncio.create_task(_kill(opened, random.Random(seed), kills))
+    problem = None
+    try:
+        await asyncio.wait_for(handle.result(), PATIENCE)
+        killing.cancel()
+        await opened.answers()
+        await audit(run, opened, executions)
+    except TimeoutError:
+        problem = f"not finished after {PATIENCE:.0f} s"
+        await handle.terminate(problem)
+    except (WorkflowFailureError, AuditError, VerificationError) as error:
+        problem = f"{type(error).__name__}: {error.__cause__ or error}"
+    finally:
+        killing.cancel()
+    return Outcome(seed, kills, time.monotonic() - started, problem)
+
+
+async def _kill(opened: Stack, draw: random.Random, kills: list[str]) -> None:
+    for _ in range(KILLS):
+        await asyncio.sleep(draw.expovariate(1 / MEAN_GAP))
+        victims = draw.sample(KINDS, 2 if draw.random() < TWO_AT_ONCE else 1)
+        for victim in victims:
+            if opened.processes.is_up(victim):
+                opened.processes.kill(victim)
+        kills.append("+".join(victims))
+
+
+async def measure(runs: int, seed: int) -> tuple[dict[str, object], bool]:
+    """All runs; the summary, and whether all have passed."""
+    started = time.monotonic()
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="everburn-random-kills-") as name:
+        async with stack(Path(name), dynamic_config=[OFTEN]) as opened:
+            with opened.processes.kept_up():
+                for number in range(seed, seed + runs):
+                    outcomes.append(await disturbed_run(opened, Path(name), number))
+                    print(outcomes[-1].line, file=sys.stderr, flush=True)
+    failed = [outcome.seed for outcome in outcomes if outcome.problem is not None]
+    kills = Counter(victim for o in outcomes for moment in o.kills for victim in moment.split("+"))
+    summary: dict[str, object] = {
+        "runs": runs,
+        "passed": runs - len(failed),
+        "failed_seeds": failed,
+        "kills": dict(kills),
+        "seconds": round(time.monotonic() - started),
+    }
+    return summary, not failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; the next has +1")
+    arguments = parser.parse_args()
+    summary, passed = asyncio.run(measure(arguments.runs, arguments.seed))
+    print(json.dumps(summary), flush=True)
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()

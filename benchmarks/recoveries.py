@@ -1,0 +1,129 @@
+"""How long a run took to come back from each death, read from its histories and its executions.
+
+Owns what "back" means for each kind of process. Doesn't own killing (processes.py).
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+
+from benchmarks.processes import Death
+from benchmarks.tiny_task import read_executions
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One death. seconds: until the work that it interrupted went on, without `redone_s`, which is
+    the time that replayed steps took.
+
+    Of a rollout worker: until the last completion that it was executing is executed again. Of an
+    orchestrator: until the run's next workflow task is done. Of a trainer worker and of the
+    training service: until the run's policy is published again; null where no lease was lost.
+    """
+
+    kind: str
+    seconds: float | None
+    redone_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Event:
+    """at: seconds since the epoch. name: the event's kind, of an activity with its type."""
+
+    at: float
+    name: str
+    summary: str
+
+
+async def recoveries(
+    client: Client, run_id: str, deaths: Sequence[Death], executions: Path
+) -> list[Recovery]:
+    """Of each death, in order."""
+    events = [event async for event in _events(client, run_id)]
+    found = []
+    for death in deaths:
+        match death.name:
+            case "rollout":
+                found.append(_of_rollout_worker(death, executions))
+            case "orchestrator":
+                found.append(_of_orchestrator(death, events))
+            case "trainer" | "emulator":
+                found.append(_of_trainer(death, events))
+    return found
+
+
+def _of_rollout_worker(death: Death, executions: Path) -> Recovery:
+    calls = list(read_executions(executions))
+    before = [call for call in calls if call.at <= death.at]
+    returned = {call.place for call in before if call.event == "returned"}
+    interrupted = {call.place for call in before if call.event == "begun"} - returned
+    again = [
+        min(call.at for call in calls if call.place == place and call.at > death.at)
+        for place in interrupted
+    ]
+    return Recovery("rollout", round(max(again, default=death.at) - death.at, 2))
+
+
+def _of_orchestrator(death: Death, events: list[_Event]) -> Recovery:
+    done = _first(events, death.at, "workflow_task_completed")
+    return Recovery("orchestrator", None if done is None else round(done - death.at, 2))
+
+
+def _of_trainer(death: Death, events: list[_Event]) -> Recovery:
+    lost = _first(events, death.at, "scheduled load_checkpoint")
+    again = [
+        event.at
+        for event in events
+        if lost is not None
+        and event.at > lost
+        and event.name == "completed publish"
+        and event.summary.endswith("again")
+    ]
+    if not again:
+        return Recovery(death.name, None)
+    replays = [e for e in events if death.at < e.at < again[0] and "replay_step" in e.name]
+    starts = [event.at for event in replays if event.name.startswith("started")]
+    ends = [event.at for event in replays if event.name.startswith("completed")]
+    redone = sum(ends) - sum(starts)
+    return Recovery(death.name, round(again[0] - death.at - redone, 2), round(redone, 2))
+
+
+def _first(events: list[_Event], after: float, name: str) -> float | None:
+    return next((event.at for event in events if event.at > after and event.name == name), None)
+
+
+async def _events(client: Client, run_id: str) -> AsyncIterator[_Event]:
+    """Of all executions of the run, in order."""
+    execution: str | None = await _first_execution(client, run_id)
+    while execution is not None:
+        history = await client.get_workflow_handle(run_id, run_id=execution).fetch_history()
+        execution = None
+        scheduled: dict[int, tuple[str, str]] = {}
+        for event in history.events:
+            kind = str(event.WhichOneof("attributes")).removesuffix("_event_attributes")
+            if kind == "workflow_execution_continued_as_new":
+                attributes = event.workflow_execution_continued_as_new_event_attributes
+                execution = attributes.new_execution_run_id
+            yield _named(event, kind, scheduled)
+
+
+def _named(event: HistoryEvent, kind: str, scheduled: dict[int, tuple[str, str]]) -> _Event:
+    at = event.event_time.ToNanoseconds() / 1e9
+    if not kind.startswith("activity_task_") or kind.endswith("cancel_requested"):
+        return _Event(at, kind, "")
+    attributes = getattr(event, f"{kind}_event_attributes")
+    what = kind.removeprefix("activity_task_")
+    if what == "scheduled":
+        summary = event.user_metadata.summary.data.decode().strip('"')
+        scheduled[event.event_id] = attributes.activity_type.name, summary
+        return _Event(at, f"scheduled {attributes.activity_type.name}", summary)
+    name, summary = scheduled[attributes.scheduled_event_id]
+    return _Event(at, f"{what} {name}", summary)
+
+
+async def _first_execution(client: Client, run_id: str) -> str:
+    description = await client.get_workflow_handle(run_id).describe()
+    return description.raw_description.workflow_execution_info.first_run_id

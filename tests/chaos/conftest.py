@@ -1,0 +1,33 @@
+"""One stack for all chaos tests, and the troubles and runs of each."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from benchmarks.processes import Stack
+from chaos.harness import Chaos, open_stack
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The stack lives longer than a test, so all tests share its event loop.
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chaos_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    async with open_stack(tmp_path_factory.mktemp("chaos")) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def chaos(chaos_stack: Stack) -> AsyncIterator[Chaos]:
+    """The stack, all of it up, and nothing planned."""
+    opened = Chaos(chaos_stack, chaos_stack.processes.folder)
+    yield opened
+    await opened.close()

@@ -1,0 +1,245 @@
+"""A stack of real processes, and runs on it that a test puts into trouble.
+
+Owns how tests plan what happens at a named point (kill_points.py), start runs of the tiny task and
+hold them to what must be true at the end (benchmarks/audit.py).
+"""
+
+import asyncio
+import itertools
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import psutil
+from temporalio.client import WorkflowHandle
+from temporalio.service import RPCError
+
+from benchmarks import tiny_task
+from benchmarks.audit import audit
+from benchmarks.processes import ROOT, Stack, stack
+from benchmarks.tiny_task import Execution, read_executions
+from chaos.kill_points import FOLDER, Plan, write_plan
+from everburn.learning.group import GroupManifest
+from everburn.ledger import LedgerEntry, read_ledger
+from everburn.refs import ROWS_KEY, RunRef
+from everburn.store import ArtifactStore
+from everburn.verification import Verified
+from support.waiting import until
+from workflows.messages import RunResult, Status
+from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.train_run import TrainRun
+
+PATIENCE = 180.0
+"""Seconds for a run of a few steps, deaths included, on a busy machine."""
+OFTEN = "limit.historyCount.suggestContinueAsNew=150"
+"""Runs of these tests continue as new after every step or two, so that chaos meets that too."""
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something planned for a named point."""
+
+    file: Path
+    plan: Plan
+
+    @property
+    def met(self) -> bool:
+        return self.file.with_suffix(".hit").exists() and not self.file.exists()
+
+    async def until_met(self) -> None:
+        await until(lambda: self.met, lambda: f"nobody came to {self.plan}", PATIENCE)
+
+
+@dataclass
+class Run:
+    """A run of the tiny task, as its test sees it."""
+
+    ref: RunRef
+    handle: WorkflowHandle[Any, RunResult]
+    executed: Path
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore.of(self.ref)
+
+    @property
+    def ledger(self) -> list[LedgerEntry]:
+        return read_ledger(self.store)
+
+    @property
+    def executions(self) -> list[Execution]:
+        return list(read_executions(self.executed))
+
+    async def result(self) -> RunResult:
+        try:
+            return await asyncio.wait_for(self.handle.result(), PATIENCE)
+        except TimeoutError:
+            raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
+
+    async def status(self) -> Status:
+        return await self.handle.query(TrainRun.status)
+
+    @property
+    def groups(self) -> list[GroupManifest]:
+        """All completed groups."""
+        found = self.store.keys("groups")
+        return [GroupManifest.model_validate(self.store.get_json(key)) for key in found]
+
+    async def until(self, **fields: Any) -> Status:
+        """The status as soon as it has these fields."""
+        seen: list[Status] = []
+
+        async def holds() -> bool:
+            seen[:] = [await self.status()]
+            return all(getattr(seen[0], name) == value for name, value in fields.items())
+
+        await until(holds, lambda: f"for {fields}, and the status is {seen}", PATIENCE)
+        return seen[0]
+
+    async def until_rows(self) -> None:
+        """Return once the task has been prepared."""
+        await until(lambda: self.store.exists(ROWS_KEY), lambda: "for the task", PATIENCE)
+
+    async def until_step(self, step: int) -> None:
+        """Return once a step has been committed."""
+        await until(lambda: len(self.ledger) >= step, lambda: f"for step {step}", PATIENCE)
+
+
+@dataclass
+class Chaos:
+    """What a test has at hand."""
+
+    stack: Stack
+    folder: Path
+    """Of the session: runs, logs and plans."""
+    troubles: list[Trouble] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+
+    def plan(
+        self,
+        point: str,
+        action: Literal["kill", "freeze", "full"] = "kill",
+        *,
+        skip: int = 0,
+        times: int = 1,
+    ) -> Trouble:
+        """From now on this happens at a named point."""
+        trouble = Trouble(
+            self.folder / "plans" / f"{next(_numbers)}.plan", Plan(point, action, skip, times)
+        )
+        write_plan(trouble.file, trouble.plan)
+        self.troubles.append(trouble)
+        return trouble
+
+    async def fault(self, operation: str, kind: str, **details: Any) -> None:
+        """Plan a fault of the emulator (everburn/emulator/faults.py)."""
+        await self._emulator("POST", "faults", {"operation": operation, "kind": kind, **details})
+
+    async def faults(self) -> list[dict[str, Any]]:
+        """The emulator's faults that haven't happened yet."""
+        found = (await self._emulator("GET", "faults"))["faults"]
+        assert isinstance(found, list)
+        return found
+
+    async def sessions(self) -> dict[str, Any]:
+        """The trainer sessions that live in the emulator."""
+        found = (await self._emulator("GET", "state"))["sessions"]
+        assert isinstance(found, dict)
+        return found
+
+    async def start(self, rows: int = 8, task: str = "benchmarks.tiny_task", **fields: Any) -> Run:
+        """Start a run; fields are its configuration's."""
+        name = f"run-{next(_numbers)}"
+        executed = self.folder / f"{name}.executions"
+        executed.touch()
+        extras = fields.pop("extras", {})
+        config = tiny_task.config(self.folder / "runs", rows, executed, **fields)
+        config["rollout"] = f"{task}:make_rollout_fn"
+        config["extras"] |= extras
+        handle: WorkflowHandle[Any, RunResult] = await self.stack.client.start_workflow(
+            TrainRun.run, args=[config], id=name, task_queue=ORCHESTRATOR_QUEUE
+        )
+        run = Run(RunRef(store=str(self.folder / "runs"), id=name), handle, executed)
+        self.runs.append(run)
+        return run
+
+    async def survived(self, run: Run, steps: int = 4) -> Verified:
+        """The run completes, its troubles all happened, and it is what it should be."""
+        result = await run.result()
+        assert result.steps == steps
+        for trouble in self.troubles:
+            assert trouble.met, f"nobody came to {trouble.plan}"
+        await self.emulator_answers()
+        return await audit(run.ref, self.stack, run.executed)
+
+    async def emulator_answers(self) -> None:
+        async def answers() -> bool:
+            try:
+                await self.sessions()
+            except httpx.TransportError:
+                return False
+            return True
+
+        await until(answers, lambda: "the emulator doesn't come back", PATIENCE)
+
+    async def close(self) -> None:
+        """End what a failed test has left, and plan nothing any more."""
+        for trouble in self.troubles:
+            trouble.file.unlink(missing_ok=True)
+        for run in self.runs:
+            try:
+                await run.handle.terminate("its test is over")
+            except RPCError:
+                continue  # it has ended
+        await self.emulator_answers()
+        await self._emulator("DELETE", "faults")
+
+    async def _emulator(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        async with httpx.AsyncClient(timeout=30) as http:
+            url = f"{self.stack.emulator_url}/emulator/{path}"
+            reply = await http.request(method, url, json=body)
+        reply.raise_for_status()
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+
+@asynccontextmanager
+async def open_stack(folder: Path) -> AsyncIterator[Stack]:
+    """A stack of processes with named points; whatever dies starts again after a second."""
+    plans = folder / "plans"
+    plans.mkdir()
+    paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        FOLDER: str(plans),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, paths)]),
+    }
+    async with stack(folder, process_command, environment, [OFTEN]) as opened:
+        with opened.processes.kept_up():
+            yield opened
+    left = leftover_processes(plans)
+    assert not left, f"processes outlive the stack: {left}"
+
+
+def process_command(*arguments: str) -> list[str]:
+    """`everburn ARGUMENTS`, with named points."""
+    return [sys.executable, "-P", "-m", "chaos.process", *arguments]
+
+
+def leftover_processes(plans: Path) -> list[psutil.Process]:
+    """Processes that were started for a stack, by us or by each other."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(FOLDER) == str(plans):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found

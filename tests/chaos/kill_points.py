@@ -1,0 +1,216 @@
+"""Named points in Everburn's processes at which a test makes them die, stop, or meet a full disk.
+
+Runs inside the processes (tests/chaos/process.py), whose functions it wraps; the product knows
+nothing of it. A plan is a file in the folder of EVERBURN_CHAOS, so that tests can make plans for
+processes that run already. The first process that reaches a planned point takes the plan; from
+then on it is called `<name>.hit`.
+
+A point is `before CALL` or `after CALL`. Calls: of the trainer session, `open`, `forward_backward`,
+`optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`, `probe`; of recovery,
+`replay STEP`; of the store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new`; of
+the emulator, `serve OPERATION` and `serve checkpoint NAME`. Planned points are patterns, as in a
+shell.
+"""
+
+import errno
+import fnmatch
+import functools
+import inspect
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+FOLDER = "EVERBURN_CHAOS"
+
+Name = Callable[..., str]
+"""What a call is called, by its arguments."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens at a point. skip: how often a process passes it first. times: for a full disk,
+    how often it is met.
+
+    `kill` is a SIGKILL of the process itself, `freeze` a SIGSTOP; `full` fails the call as a full
+    disk does.
+    """
+
+    point: str
+    action: Literal["kill", "freeze", "full"] = "kill"
+    skip: int = 0
+    times: int = 1
+
+
+class Points:
+    """The plans of a folder, as seen from one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._passed: Counter[str] = Counter()
+
+    def reach(self, point: str) -> None:
+        """Do what is planned here, if anything is."""
+        for file, plan in self._plans():
+            if not fnmatch.fnmatchcase(point, plan.point):
+                continue
+            self._passed[file.name] += 1
+            if self._passed[file.name] > plan.skip and _take(file, plan):
+                _act(plan, point)
+
+    def _plans(self) -> Iterator[tuple[Path, Plan]]:
+        for file in sorted(self._folder.glob("*.plan")):
+            try:
+                yield file, Plan(**json.loads(file.read_text()))
+            except FileNotFoundError:
+                continue  # another process has taken it
+
+
+def _take(file: Path, plan: Plan) -> bool:
+    """Whether this process is the one that acts."""
+    try:
+        file.rename(file.with_suffix(".hit"))
+    except FileNotFoundError:
+        return False
+    if plan.times > 1:
+        again = Plan(plan.point, plan.action, 0, plan.times - 1)
+        write_plan(file, again)
+    return True
+
+
+def _act(plan: Plan, point: str) -> None:
+    match plan.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), point)
+
+
+def write_plan(file: Path, plan: Plan) -> None:
+    """Make a plan known, whole or not at all."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(plan)))
+    draft.rename(file)
+
+
+def install() -> None:
+    """Wrap what this process may call."""
+    points = Points(Path(os.environ[FOLDER]))
+    _wrap_store(points)
+    _wrap_workflows(points)
+
+
+def install_for_trainer() -> None:
+    """Wrap the trainer session: it imports the SDK."""
+    points = Points(Path(os.environ[FOLDER]))
+    from everburn import replay
+    from everburn.trainers.serverless import ServerlessTrainer
+
+    replay.replay_step = _wrapped(replay.replay_step, points, lambda s, t, e: f"replay {e.step}")
+    opened = _wrapped(ServerlessTrainer._open, points, lambda config: "open")
+    ServerlessTrainer._open = staticmethod(opened)  # type: ignore[method-assign]
+    for name in ("forward_backward", "optim_step", "probe"):
+        _wrap(ServerlessTrainer, name, points, _constant(name))
+    for name in ("publish", "save_checkpoint", "load_checkpoint"):
+        _wrap(ServerlessTrainer, name, points, _with_argument(name))
+
+
+def install_for_emulator() -> None:
+    points = Points(Path(os.environ[FOLDER]))
+    from everburn.emulator.checkpoints import CheckpointStore
+    from everburn.emulator.service import Emulator
+
+    _wrap(Emulator, "_execute", points, lambda self, model, operation: f"serve {operation.name}")
+    _wrap(Emulator, "_create", points, lambda *arguments: "serve create_model")
+    _wrap(CheckpointStore, "save", points, lambda self, ref, *rest: f"serve checkpoint {ref.name}")
+
+
+def _wrap_store(points: Points) -> None:
+    from everburn import store
+
+    # Below the translation of errors, so that a full disk is met as it is.
+    write = store._write_atomically
+
+    def write_at_point(path: Path, data: bytes) -> None:
+        points.reach(f"before put {_key(path)}")
+        write(path, data)
+        points.reach(f"after put {_key(path)}")
+
+    append = store.ArtifactStore.append_lines
+
+    def append_at_point(self: store.ArtifactStore, key: str, lines: list[str]) -> None:
+        try:
+            points.reach(f"before append {key}")
+        except OSError as error:
+            raise store.StoreFullError(f"can't write {key}: {error.strerror}") from error
+        append(self, key, lines)
+        points.reach(f"after append {key}")
+
+    store._write_atomically = write_at_point
+    store.ArtifactStore.append_lines = append_at_point  # type: ignore[method-assign]
+
+
+def _wrap_workflows(points: Points) -> None:
+    from temporalio.bridge.worker import Worker
+
+    complete = Worker.complete_workflow_activation
+
+    async def complete_at_point(self: Worker, completion: Any) -> None:
+        ends = any(
+            command.HasField("continue_as_new_workflow_execution")
+            for command in completion.successful.commands
+        )
+        if ends:
+            points.reach("before continue_as_new")
+        await complete(self, completion)
+        if ends:
+            points.reach("after continue_as_new")
+
+    setattr(Worker, "complete_workflow_activation", complete_at_point)  # noqa: B010
+
+
+def _wrap(owner: Any, name: str, points: Points, call: Name) -> None:
+    setattr(owner, name, _wrapped(getattr(owner, name), points, call))
+
+
+def _wrapped(function: Callable[..., Any], points: Points, call: Name) -> Callable[..., Any]:
+    """The function between its two points; of an awaitable, the second follows its outcome."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        point = call(*arguments, **named)
+        points.reach(f"before {point}")
+        result = function(*arguments, **named)
+        if inspect.isawaitable(result):
+            return _awaited(result, point)
+        points.reach(f"after {point}")
+        return result
+
+    async def _awaited(result: Any, point: str) -> Any:
+        value = await result
+        points.reach(f"after {point}")
+        return value
+
+    return wrapper
+
+
+def _constant(name: str) -> Name:
+    return lambda *arguments, **named: name
+
+
+def _with_argument(name: str) -> Name:
+    return lambda self, argument: f"{name} {argument}"
+
+
+def _key(path: Path) -> str:
+    """A file's key in its run's folder, by the folder's owner file."""
+    for folder in path.parents:
+        if (folder / "owner.json").exists():
+            return str(path.relative_to(folder))
+    return path.name

@@ -1,0 +1,85 @@
+"""The tiny task with user code that does what it shouldn't, where a run's `extras` say so.
+
+extras: `late`, rows whose completions take longer; `mischief`, what completion 1 of row 2 does, the
+first time it is run, or each time where `always` is set.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tiny_task
+from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
+
+LATE = 1.5
+BLOCKED = 12.0
+"""Seconds: longer than the heartbeat timeout of a rollout."""
+PLACE = (2, 1)
+
+
+def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    inner = tiny_task.make_rollout_fn(setup)
+    mischief = MISCHIEF.get(str(setup.extras.get("mischief")))
+
+    async def rollout_fn(
+        sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int, evaluation: bool
+    ) -> RolloutRun | None:
+        if cursor_index in setup.extras.get("late", []):
+            await asyncio.sleep(LATE)
+        if mischief and (cursor_index, rollout_idx) == PLACE and not evaluation and _due(setup):
+            await mischief()
+        return await inner(sample_prompt, cursor_index, rollout_idx, evaluation)
+
+    return rollout_fn
+
+
+def _due(setup: RolloutSetup) -> bool:
+    """Each time, or only the first."""
+    done = Path(f"{setup.extras['executions']}.mischief")
+    first = not done.exists()
+    done.touch()
+    return first or bool(setup.extras.get("always"))
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def block() -> None:
+    time.sleep(BLOCKED)  # noqa: ASYNC251
+
+
+async def raise_in_a_thread() -> None:
+    def fail() -> None:
+        raise RuntimeError("nobody waits for this thread")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+
+
+async def fail() -> None:
+    raise RecoverableRolloutError("the environment isn't there")
+
+
+async def leave() -> None:
+    sys.exit("user code has had enough")
+
+
+async def crash() -> None:
+    os._exit(3)
+
+
+MISCHIEF: dict[str, Callable[[], Awaitable[None]]] = {
+    "hang": hang,
+    "block": block,
+    "thread": raise_in_a_thread,
+    "fail": fail,
+    "exit": leave,
+    "crash": crash,
+}

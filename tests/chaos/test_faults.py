@@ -1,0 +1,103 @@
+"""What a network, a gateway and a training service do on a bad day, short of dying."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.audit import check_fates, verified_weights
+from chaos.harness import Chaos
+from everburn.verification import VerificationError
+
+SURVIVED_BY_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
+    ("forward_backward", "drop", {"applied": True}),
+    ("forward_backward", "status", {"status": 409, "applied": True}),
+    ("forward_backward", "status", {"status": 429, "applied": True}),
+    ("optim_step", "drop", {"applied": True}),
+    ("optim_step", "drop", {"applied": False}),
+    ("optim_step", "status", {"status": 503, "applied": True}),
+    ("optim_step", "delay", {"seconds": 2.0}),
+    ("retrieve_future", "status", {"status": 503}),
+    ("retrieve_future", "status", {"status": 429}),
+    ("save_weights_for_sampler", "drop", {"applied": True}),
+    ("save_weights", "drop", {"applied": True}),
+    ("sample", "drop", {"count": 3}),
+    ("sample", "status", {"status": 429, "count": 3}),
+    ("sample", "status", {"status": 503, "count": 3}),
+]
+END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
+    ("forward_backward", "status", {"status": 410}),
+    ("optim_step", "status", {"status": 410, "applied": True}),
+    ("optim_step", "expire_session", {}),
+    ("retrieve_future", "status", {"status": 409}),
+    ("retrieve_future", "status", {"status": 410}),
+    ("retrieve_future", "expire_session", {}),
+    ("save_weights_for_sampler", "status", {"status": 410, "applied": True}),
+    ("save_weights", "status", {"status": 410, "applied": True}),
+    ("get_info", "expire_session", {}),
+    # Every backward has succeeded, and the optimizer finds no gradients.
+    ("optim_step", "wipe_gradients", {}),
+]
+
+
+async def test_gradients_that_vanish_unseen_are_found_by_verify(chaos: Chaos) -> None:
+    """The trainer forgets the first submission of a step and says nothing. Nobody can notice
+    while the run trains; what the ledger says of the step isn't what was applied."""
+    # One row of each pair is late, so that each step has two submissions.
+    run = await chaos.start(rows=4, task="chaos.tasks", extras={"late": [1, 3]})
+    await chaos.fault("forward_backward", "wipe_gradients", after=1)
+    result = await run.result()
+    assert await chaos.faults() == []
+    assert [len(entry.submissions) for entry in run.ledger] == [2, 2]
+    assert result.steps == 2
+    with pytest.raises(VerificationError, match="weights after step 2 differ"):
+        await verified_weights(run.ref, chaos.stack)
+
+
+async def test_a_session_that_ends_after_an_update_costs_a_recovery(chaos: Chaos) -> None:
+    run = await chaos.start()
+    await run.until_step(1)
+    await chaos.fault("retrieve_future", "expire_session")
+    await chaos.survived(run)
+    assert run.ledger[-1].epoch == 2
+    assert await chaos.sessions() == {}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("operation", "kind", "details"), SURVIVED_BY_THE_SESSION)
+async def test_the_session_survives(
+    chaos: Chaos, operation: str, kind: str, details: dict[str, Any]
+) -> None:
+    run = await chaos.start()
+    await run.until_step(1)
+    await chaos.fault(operation, kind, **details)
+    await chaos.survived(run)
+    assert await chaos.faults() == []
+    assert {entry.epoch for entry in run.ledger} == {1}
+    assert await chaos.sessions() == {}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("operation", "kind", "details"), END_THE_SESSION)
+async def test_the_session_is_replaced(
+    chaos: Chaos, operation: str, kind: str, details: dict[str, Any]
+) -> None:
+    run = await chaos.start()
+    await run.until_step(1)
+    await chaos.fault(operation, kind, **details)
+    await chaos.survived(run)
+    assert await chaos.faults() == []
+    assert run.ledger[-1].epoch >= 2
+    assert await chaos.sessions() == {}
+
+
+@pytest.mark.chaos
+async def test_a_step_that_kills_its_trainer_each_time_ends_the_run_by_name(chaos: Chaos) -> None:
+    run = await chaos.start(on_fatal="hold")
+    await run.until_step(1)
+    await chaos.fault("optim_step", "status", status=410, count=3)
+    held = await run.until(phase="held")
+    assert held.error is not None
+    assert held.error.startswith(f"step {held.step + 1} lost its trainer 3 times; its rows are ")
+    await run.handle.execute_update("resume")
+    verified = await chaos.survived(run)
+    check_fates(run.ref, verified)

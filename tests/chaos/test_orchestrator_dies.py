@@ -1,0 +1,71 @@
+"""kill -9 of the orchestrator at its writes and at its own turning points."""
+
+import pytest
+
+from chaos.harness import Chaos
+
+FREE_OF_EVALUATION = [
+    "after put owner.json",
+    "before put config.json",
+    "after put config.json",
+    # Before and after the commit, and between ledger and metrics.
+    "before put ledger/000002.json",
+    "after put ledger/000002.json",
+    "after append metrics.jsonl",
+    "before continue_as_new",
+    "after continue_as_new",
+]
+
+
+async def test_a_step_is_committed_once_though_the_committer_died(chaos: Chaos) -> None:
+    chaos.plan("after put ledger/000002.json")
+    run = await chaos.start()
+    await chaos.survived(run)
+    # Nothing but the orchestrator was disturbed: the trainer kept its session.
+    assert [entry.epoch for entry in run.ledger] == [1, 1, 1, 1]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("point", FREE_OF_EVALUATION)
+async def test_the_orchestrator_dies(chaos: Chaos, point: str) -> None:
+    chaos.plan(point)
+    run = await chaos.start()
+    await chaos.survived(run)
+    assert {entry.epoch for entry in run.ledger} == {1}
+
+
+@pytest.mark.chaos
+async def test_the_orchestrator_dies_while_it_records_an_evaluation(chaos: Chaos) -> None:
+    """An evaluation amends the metrics of its step: the file is written anew."""
+    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    chaos.plan("before put metrics.jsonl", skip=1)
+    run = await chaos.start(evaluation_dataset=held_out)
+    await chaos.survived(run)
+    result = await run.result()
+    assert set(result.evaluations) == {0, 4}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("skip", [0, 1])
+async def test_the_orchestrator_dies_while_the_trainer_is_recovered(
+    chaos: Chaos, skip: int
+) -> None:
+    """The trainer dies at step 3, and stands still in its recovery until the orchestrator has
+    died too."""
+    chaos.plan("after optim_step", skip=2)
+    recovery = chaos.plan("before replay *", "freeze", skip=skip)
+    run = await chaos.start(dcp_save_interval=0)
+    await recovery.until_met()
+    chaos.stack.processes.kill("orchestrator")
+    chaos.stack.processes.thaw("trainer")
+    await chaos.survived(run)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", ["before commit", "after commit"])
+async def test_every_step_loses_its_orchestrator(chaos: Chaos, moment: str) -> None:
+    word = moment.split()[0]
+    for step in range(1, 5):
+        chaos.plan(f"{word} put ledger/{step:06d}.json")
+    run = await chaos.start()
+    await chaos.survived(run)

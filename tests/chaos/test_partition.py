@@ -1,0 +1,77 @@
+"""A lease's holder that stands still until another has taken over, and then comes back."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from benchmarks.processes import Stack
+from chaos.harness import Chaos, process_command
+from support.waiting import until
+
+TRAINERS = ("trainer", "trainer-2")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def standby(chaos_stack: Stack) -> AsyncIterator[None]:
+    """A second trainer worker: one holds, the other stands by."""
+    command = process_command("worker", "trainer", "--address", chaos_stack.address)
+    chaos_stack.processes.start("trainer-2", command)
+    yield
+    chaos_stack.processes.stop("trainer-2")
+
+
+def frozen(chaos: Chaos) -> str:
+    (name,) = (name for name in TRAINERS if chaos.stack.processes.is_frozen(name))
+    return name
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before optim_step",
+        "after optim_step",
+        "after publish policy-0002-e1*",
+        # It has looked whether somebody else publishes, and is about to write.
+        "before put publications/*/000002.json",
+        "before put publications/*/current.json",
+        "after save_checkpoint state-2",
+        "before put checkpoints/state-2/*",
+    ],
+)
+async def test_a_holder_that_comes_back_changes_nothing(
+    chaos: Chaos, standby: None, point: str
+) -> None:
+    current = point.endswith("current.json")
+    moment = chaos.plan(point, "freeze", skip=2 if current else 0)
+    run = await chaos.start(rows=12)
+    await moment.until_met()
+    late = frozen(chaos)
+    # Until another has taken the step that the holder was at.
+    await run.until_step(3)
+    records = [key for key in run.store.keys("publications/epoch-000002") if "current" not in key]
+    published = {key: run.store.get(key) for key in records}
+    chaos.stack.processes.thaw(late)
+    await chaos.survived(run, steps=6)
+    assert run.ledger[-1].epoch == 2
+    assert published
+    assert {key: run.store.get(key) for key in published} == published
+
+
+@pytest.mark.chaos
+async def test_a_session_that_was_opened_too_late_is_closed(chaos: Chaos, standby: None) -> None:
+    """Its activity had been given up, and another worker holds the lease of the same epoch."""
+    moment = chaos.plan("after open", "freeze")
+    run = await chaos.start()
+    await moment.until_met()
+    late = frozen(chaos)
+    await run.until_step(1)
+    chaos.stack.processes.thaw(late)
+    await chaos.survived(run)
+    assert {entry.epoch for entry in run.ledger} == {1}
+
+    async def nothing_left() -> bool:
+        return await chaos.sessions() == {}
+
+    await until(nothing_left, lambda: "a session nobody holds lives on", 90)

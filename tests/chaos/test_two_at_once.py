@@ -1,0 +1,35 @@
+"""Two processes die at the same instant: while one stands at a named point, both are killed."""
+
+import itertools
+
+import pytest
+
+from benchmarks.processes import ROLES
+from chaos.harness import Chaos
+
+PROCESSES = [*ROLES, "emulator", "temporal"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("first", "second"), itertools.combinations(PROCESSES, 2))
+async def test_two_die_after_an_update_that_nobody_heard_of(
+    chaos: Chaos, first: str, second: str
+) -> None:
+    moment = chaos.plan("after optim_step", "freeze", skip=1)
+    run = await chaos.start()
+    await moment.until_met()
+    for name in (first, second):
+        chaos.stack.processes.kill(name)
+    if "trainer" not in (first, second):
+        chaos.stack.processes.thaw("trainer")
+    await chaos.survived(run)
+
+
+@pytest.mark.chaos
+async def test_everything_dies(chaos: Chaos) -> None:
+    moment = chaos.plan("after put publications/*/000002.json", "freeze")
+    run = await chaos.start()
+    await moment.until_met()
+    for name in PROCESSES:
+        chaos.stack.processes.kill(name)
+    await chaos.survived(run)

@@ -1,0 +1,105 @@
+"""User code that hangs, blocks, crashes or leaves, and a worker that hasn't got it."""
+
+import os
+
+import pytest
+
+from chaos.harness import Chaos, Run, process_command
+from chaos.tasks import PLACE
+
+TASK = "chaos.tasks"
+
+
+def begun(run: Run) -> int:
+    """How often the completion that does mischief was executed to where it samples."""
+    return sum(e.event == "begun" and e.place == PLACE for e in run.executions)
+
+
+async def test_code_that_ends_its_process_is_run_by_the_next(chaos: Chaos) -> None:
+    run = await chaos.start(task=TASK, extras={"mischief": "crash"})
+    await chaos.survived(run)
+    assert begun(run) == 1
+
+
+@pytest.mark.chaos
+async def test_code_that_crashes_its_process_each_time_is_given_up(chaos: Chaos) -> None:
+    """A row that kills its worker doesn't do so for ever; its completion counts as failed."""
+    run = await chaos.start(
+        task=TASK, rows=4, min_group_size=4, extras={"mischief": "crash", "always": True}
+    )
+    await chaos.survived(run, steps=2)
+
+
+@pytest.mark.chaos
+async def test_a_rollout_that_never_returns_is_dropped_at_its_deadline(chaos: Chaos) -> None:
+    run = await chaos.start(
+        task=TASK, rollout_timeout=3.0, extras={"mischief": "hang", "always": True}
+    )
+    await chaos.survived(run)
+    assert begun(run) == 0
+    lost = [(m.key.cursor, [o.completion for o in m.lost]) for m in run.groups if m.lost]
+    assert lost == [(2, [1])]
+
+
+@pytest.mark.chaos
+async def test_a_rollout_that_hangs_once_is_trained(chaos: Chaos) -> None:
+    run = await chaos.start(task=TASK, rollout_timeout=3.0, extras={"mischief": "hang"})
+    await chaos.survived(run)
+    assert all(not manifest.lost for manifest in run.groups)
+
+
+@pytest.mark.chaos
+async def test_code_that_blocks_keeps_its_activity(chaos: Chaos) -> None:
+    """Longer than the heartbeat timeout: heartbeats come from another thread."""
+    run = await chaos.start(task=TASK, extras={"mischief": "block"})
+    await chaos.survived(run)
+    assert begun(run) == 1
+    assert run.ledger[-1].metrics.get("recovery/rollouts_reused", 0) == 0
+
+
+@pytest.mark.chaos
+async def test_an_error_in_a_thread_of_its_own_harms_nobody(chaos: Chaos) -> None:
+    run = await chaos.start(task=TASK, extras={"mischief": "thread"})
+    await chaos.survived(run)
+
+
+@pytest.mark.chaos
+async def test_a_draw_that_fails_once_is_drawn_again(chaos: Chaos) -> None:
+    run = await chaos.start(task=TASK, extras={"mischief": "fail"})
+    await chaos.survived(run)
+    assert all(not manifest.lost for manifest in run.groups)
+
+
+@pytest.mark.chaos
+async def test_code_that_exits_is_a_fatal_error_that_can_be_mended(chaos: Chaos) -> None:
+    deaths = len(chaos.stack.processes.deaths)
+    run = await chaos.start(task=TASK, on_fatal="hold", extras={"mischief": "exit"})
+    held = await run.until(phase="held")
+    assert "row 2 · completion 1" in str(held.error)
+    assert "SystemExit" in str(held.error)
+    await run.handle.execute_update("resume")
+    await chaos.survived(run)
+    assert len(chaos.stack.processes.deaths) == deaths, "the worker went on"
+
+
+@pytest.mark.chaos
+async def test_a_worker_without_the_users_module_leaves_its_work_to_others(chaos: Chaos) -> None:
+    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    slow = [0, 1, 2, 3, 4, 5, 6, 7]
+    run = await chaos.start(
+        task=TASK, extras={"late": slow}, evaluation_dataset=held_out, evaluation_interval=2
+    )
+    await run.until_rows()
+    paths = os.pathsep.join(p for p in os.environ["PYTHONPATH"].split(os.pathsep) if p)
+    command = process_command("worker", "rollout", "--address", chaos.stack.address)
+    unfit = ["env", f"PYTHONPATH={paths}", *command]
+    # Without the tests' folder it can't find the task, nor its own named points.
+    unfit[unfit.index("chaos.process")] = "workers.cli"
+    chaos.stack.processes.start("unfit", unfit)
+    try:
+        await chaos.survived(run)
+    finally:
+        chaos.stack.processes.stop("unfit")
+    assert "chaos" in chaos.stack.processes.log("unfit").read_text()
+    result = await run.result()
+    assert all("eval/reward" in metrics for metrics in result.evaluations.values())

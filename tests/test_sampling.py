@@ -1,0 +1,174 @@
+"""The sampler of rollout functions: which policy samples, with which settings, noted how."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.call_log import CallLog
+from everburn.config import RunConfig, parse_config
+from everburn.emulator.base_model import TINY
+from everburn.failures import SnapshotGoneError, classify
+from everburn.publications import Publication, publish
+from everburn.rollouts import PromptTooLongError
+from everburn.sampling import (
+    CompletionScope,
+    Sample,
+    Sampler,
+    SamplingRefusedError,
+    current_scope,
+)
+from everburn.store import ArtifactStore
+from everburn.tokenizers import load_tokenizer
+from everburn.trainers.serverless import ServerlessTrainer
+from support.emulator import POSITIONS, RunningEmulator
+
+PROMPT = [2, 3, 4]
+
+
+def a_config(url: str, **changes: Any) -> RunConfig:
+    values = {
+        "rollout": "task:make",
+        "dataset": "rows.jsonl",
+        "base_model": TINY,
+        "lora_rank": 4,
+        "backend": "emulator",
+        "base_url": url,
+        "max_completion_tokens": 5,
+    }
+    return parse_config(values | changes)
+
+
+class Policies:
+    """A run's store in which a trainer has published policy versions."""
+
+    def __init__(self, store: ArtifactStore, url: str, trainer: ServerlessTrainer) -> None:
+        self.store = store
+        self.url = url
+        self._trainer = trainer
+
+    async def publish(self, version: int, epoch: int = 1, *, current: bool = True) -> None:
+        snapshot = await self._trainer.publish(f"policy-{version}-e{epoch}")
+        publish(
+            self.store,
+            Publication(
+                version=version, epoch=epoch, snapshot=snapshot.path, handle=snapshot.handle
+            ),
+            current=current,
+        )
+
+    def sampler(self, **changes: Any) -> Sampler:
+        config = a_config(self.url, **changes)
+        return Sampler(self.store, config, load_tokenizer(config))
+
+
+@pytest.fixture
+async def policies(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Policies]:
+    trainer = await ServerlessTrainer.open(a_config(emulator.base_url))
+    yield Policies(ArtifactStore(str(tmp_path)), emulator.base_url, trainer)
+    await trainer.close()
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody recovers a trainer here: what isn't served won't be."""
+    monkeypatch.setattr("everburn.sampling.RECOVERY_PATIENCE", 0.0)
+
+
+async def sample(
+    sampler: Sampler, scope: CompletionScope, prompt: list[int] = PROMPT, **settings: Any
+) -> Sample:
+    """One call of the completion that `scope` describes."""
+    context = copy_context()
+    context.run(current_scope.set, scope)
+    task = asyncio.get_running_loop().create_task(
+        sampler.sample(prompt, **settings), context=context
+    )
+    return await task
+
+
+def a_scope(version: int = 0, **changes: Any) -> CompletionScope:
+    return CompletionScope("run r · row 17 · completion 3", version, **changes)
+
+
+async def test_a_call_returns_exact_tokens_with_their_logprobs(policies: Policies) -> None:
+    await policies.publish(0)
+    scope = a_scope()
+    result = await sample(policies.sampler(), scope, seed=1)
+
+    assert 1 <= len(result.tokens) <= 5
+    assert len(result.logprobs) == len(result.tokens)
+    assert all(logprob <= 0 for logprob in result.logprobs)
+    assert result.finish_reason in ("stop", "length")
+    assert scope.calls == [result]
+    assert scope.output_tokens == len(result.tokens)
+
+
+async def test_an_evaluation_has_its_own_temperature_whatever_is_asked(policies: Policies) -> None:
+    await policies.publish(0)
+    sampler = policies.sampler()
+    greedy = [await sample(sampler, a_scope(temperature=0.0), temperature=1.0) for _ in range(3)]
+
+    assert len({tuple(result.tokens) for result in greedy}) == 1
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused_with_both_lengths(
+    policies: Policies,
+) -> None:
+    await policies.publish(0)
+    sampler = policies.sampler(max_seq_len=4)
+    cut = await sample(sampler, a_scope(), [2, 3, 4])
+    assert len(cut.tokens) == 1
+
+    with pytest.raises(PromptTooLongError, match=r"row 17 .* has 4 tokens and max_seq_len is 4"):
+        await sample(sampler, a_scope(), [2, 3, 4, 5])
+
+
+async def test_what_the_model_does_not_allow_is_refused_in_the_servers_words(
+    policies: Policies,
+) -> None:
+    await policies.publish(0)
+    with pytest.raises(SamplingRefusedError, match=rf"row 17 .*{POSITIONS}") as caught:
+        await sample(policies.sampler(), a_scope(), [2] * (POSITIONS + 1))
+    assert classify(caught.value) == "fatal"
+
+
+async def test_a_version_that_nobody_serves_is_waited_for(policies: Policies) -> None:
+    with pytest.raises(SnapshotGoneError, match="version 0 isn't served") as caught:
+        await sample(policies.sampler(), a_scope())
+    assert classify(caught.value) == "snapshot_gone"
+
+
+async def test_a_snapshot_that_died_with_its_session_is_waited_for(
+    emulator: RunningEmulator, policies: Policies
+) -> None:
+    await policies.publish(0)
+    emulator.admin("POST", f"expire/{policies._trainer.session}")
+    with pytest.raises(SnapshotGoneError, match="version 0 isn't served"):
+        await sample(policies.sampler(), a_scope())
+
+
+async def test_after_a_recovery_an_old_version_goes_on_at_the_current_one(
+    policies: Policies,
+) -> None:
+    await policies.publish(0)
+    await policies.publish(1)
+    await policies.publish(1, epoch=2)
+
+    assert (await sample(policies.sampler(), a_scope(version=0))).version == 1
+
+
+async def test_a_retry_gets_its_finished_calls_back(policies: Policies) -> None:
+    await policies.publish(0)
+    sampler, key = policies.sampler(), "rollouts/row-000017.0/_calls-3.jsonl"
+    first = a_scope(log=CallLog(policies.store, key))
+    one = await sample(sampler, first)
+    two = await sample(sampler, first, [*PROMPT, *one.tokens])
+    retry = a_scope(log=CallLog(policies.store, key))
+
+    assert await sample(sampler, retry) == one
+    assert await sample(sampler, retry, [*PROMPT, *one.tokens]) == two
+    assert retry.log is not None and retry.log.reused == 2

@@ -1,0 +1,163 @@
+"""A training session through the unmodified SDK, against the emulator."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everburn.config import RunConfig, parse_config
+from everburn.emulator.base_model import TINY
+from everburn.learning.datums import Datum, build_datum
+from everburn.ledger import AdamParams
+from everburn.rollouts import RolloutSample
+from everburn.trainers import (
+    TrainerRejectedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+)
+from everburn.trainers.serverless import ServerlessTrainer, wire_loss_of
+from support.emulator import RunningEmulator
+from workers.ports import free_port
+
+ADAM = AdamParams(
+    learning_rate=0.01,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-12,
+    weight_decay=0.0,
+    grad_clip_norm=0.0,
+    normalization="num_loss_tokens",
+)
+
+
+def a_config(url: str, **changes: Any) -> RunConfig:
+    values = {
+        "rollout": "task:make",
+        "dataset": "rows.jsonl",
+        "base_model": TINY,
+        "lora_rank": 4,
+        "backend": "emulator",
+        "base_url": url,
+    }
+    return parse_config(values | changes)
+
+
+def a_datum(advantage: float = 1.0) -> Datum:
+    sample = RolloutSample(
+        tokens=[2, 3, 4, 5], logprobs=[0.0, 0.0, -4.0, -4.0], loss_mask=[0, 0, 1, 1], reward=1.0
+    )
+    return build_datum(sample, advantage)
+
+
+@pytest.fixture
+async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]:
+    session = await ServerlessTrainer.open(a_config(emulator.base_url))
+    yield session
+    await session.close()
+
+
+async def test_a_step_moves_the_policy_towards_what_had_an_advantage(
+    trainer: ServerlessTrainer,
+) -> None:
+    before = await trainer.forward_backward([a_datum()], "importance_sampling", {})
+    metrics = await trainer.optim_step(ADAM)
+    after = await trainer.forward_backward([a_datum()], "importance_sampling", {})
+
+    assert "loss:sum" in before.metrics
+    assert metrics["grad_norm"] > 0
+    (old,), (new,) = before.logprobs, after.logprobs
+    assert len(old) == 3
+    assert sum(new[1:]) > sum(old[1:])
+
+
+async def test_a_published_snapshot_is_opened_by_its_handle(trainer: ServerlessTrainer) -> None:
+    from fireworks.training.sdk import FiretitanSamplingClient
+
+    snapshot = await trainer.publish("policy-0000-e1")
+    client = FiretitanSamplingClient.from_sampler_handle(snapshot.handle, api_key="fw_local")
+    (completion,) = await client.deployment_sampler.sample_with_prompt_tokens(
+        [2, 3], max_tokens=3, logprobs=True
+    )
+
+    assert "fw_local" not in snapshot.handle
+    assert completion.completion_len <= 3
+
+
+async def test_a_checkpoint_brings_weights_and_optimizer_back(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    await trainer.forward_backward([a_datum()], "grpo", {})
+    await trainer.optim_step(ADAM)
+    path = await trainer.save_checkpoint("state-1")
+    await trainer.forward_backward([a_datum(-1.0)], "grpo", {})
+    await trainer.optim_step(ADAM)
+    await trainer.load_checkpoint(path)
+    again = await trainer.save_checkpoint("state-1-again")
+
+    weights, restored = emulator.saved_weights(path), emulator.saved_weights(again)
+    assert all(np.array_equal(weights[name], restored[name]) for name in weights)
+
+
+async def test_an_invalid_request_is_refused_and_the_session_goes_on(
+    trainer: ServerlessTrainer,
+) -> None:
+    with pytest.raises(TrainerRejectedError, match="no checkpoint"):
+        await trainer.load_checkpoint("everburn/run-" + "0" * 32 + "/state-7")
+    with pytest.raises(TrainerRejectedError, match="clip_lo"):
+        await trainer.forward_backward([a_datum()], "ppo", {"clip_lo": 0.8})
+    await trainer.forward_backward([a_datum()], "ppo", {})
+
+
+async def test_a_session_that_expired_is_lost(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    await trainer.probe()
+    emulator.admin("POST", f"expire/{trainer.session}")
+
+    with pytest.raises(TrainerStateLostError):
+        await trainer.probe()
+    with pytest.raises(TrainerStateLostError):
+        await trainer.forward_backward([a_datum()], "grpo", {})
+
+
+async def test_an_answer_that_got_lost_is_asked_for_again_and_applied_once(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    emulator.plan_fault("optim_step", "drop", applied=True)
+    await trainer.forward_backward([a_datum()], "grpo", {})
+    metrics = await trainer.optim_step(ADAM)
+
+    assert metrics["step"] == 1
+
+
+async def test_nothing_listens_there() -> None:
+    url = f"http://127.0.0.1:{free_port()}/training/v1/serverless"
+    with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {url}"):
+        await ServerlessTrainer.open(a_config(url))
+
+
+async def test_a_model_that_the_server_does_not_know(emulator: RunningEmulator) -> None:
+    config = a_config(emulator.base_url, base_model="accounts/nobody/models/none")
+    with pytest.raises(TrainerUnavailableError, match=r"accounts/nobody/models/none.*unknown"):
+        await ServerlessTrainer.open(config)
+
+
+async def test_a_new_adapter_is_made_from_its_seed(emulator: RunningEmulator) -> None:
+    paths = []
+    for seed in (3, 3, 4):
+        session = await ServerlessTrainer.open(a_config(emulator.base_url, seed=seed))
+        paths.append(await session.save_checkpoint("state-0"))
+        await session.close()
+    first, second, third = (emulator.saved_weights(path) for path in paths)
+
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert any(not np.array_equal(first[name], third[name]) for name in first)
+
+
+def test_grpo_is_the_wires_clipped_ppo() -> None:
+    assert wire_loss_of("grpo", {"clip_high_threshold": 1.28}) == (
+        "ppo",
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+    )
+    assert wire_loss_of("cispo", {}) == ("cispo", {})
