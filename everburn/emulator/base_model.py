@@ -29,7 +29,7 @@ CACHE_ENV = "EVERBURN_CACHE"
 TINY_SEED = 7
 TINY_ALPHABET = (
     *sums.ALPHABET,
-    *"-*/.:;?! ",
+    *"-*/,.:;?! ",
     *"abcdefghijklmnopqrstuvwxyz",
     *"ABCDEFGHIJKL",
 )
@@ -64,7 +64,8 @@ def ensure(name: str) -> Path:
         recipe = Recipe()
         return _cached("arithmetic", recipe.parameters, lambda folder: _arithmetic(recipe, folder))
     if name == TINY:
-        return _cached("tiny", TINY_SHAPE | {"seed": TINY_SEED}, _tiny)
+        identity = {"shape": TINY_SHAPE, "seed": TINY_SEED, "alphabet": TINY_ALPHABET}
+        return _cached("tiny", identity, _tiny)
     raise UnknownBaseModel(name)
 
 

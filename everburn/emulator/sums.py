@@ -11,7 +11,7 @@ from functools import lru_cache
 
 PAD = "<pad>"
 END = "\n"
-ALPHABET = (PAD, END, *"0123456789+=,()")
+ALPHABET = (PAD, END, *"0123456789+=()")
 """A token a character; END ends an answer."""
 
 HELD_OUT = 512
@@ -51,11 +51,9 @@ def carries(pair: Pair) -> bool:
 
 
 def working(pair: Pair) -> str:
-    """The sum worked out, `(7+5=12,4+8+1=13)`: longer than the budget of an answer."""
-    (a, b), ones = pair, pair[0] % 10 + pair[1] % 10
-    carry = "+1" if ones >= 10 else ""
-    tens = a // 10 + b // 10 + ones // 10
-    return f"({a % 10}+{b % 10}={ones},{a // 10}+{b // 10}{carry}={tens})"
+    """The ones added up first, `(7+5=12)`: with a carry, too long to leave room for the answer."""
+    ones = pair[0] % 10, pair[1] % 10
+    return f"({ones[0]}+{ones[1]}={sum(ones)})"
 
 
 def encode(text: str) -> list[int]:
