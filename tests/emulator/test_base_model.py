@@ -1,0 +1,98 @@
+"""Base models: made once, whoever asks and whatever dies meanwhile. The arithmetic model itself is
+made by `make run`; here it is its data, and the tiny model in its place."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from everburn.emulator import base_model, sums
+from everburn.emulator.base_model import ARITHMETIC, TINY, UnknownBaseModel
+
+BUDGET = 10
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(base_model.CACHE_ENV, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_held_out_sums_are_apart_from_the_others_in_either_order() -> None:
+    held_out, training = set(sums.held_out_pairs()), set(sums.training_pairs())
+
+    assert len(held_out) == sums.HELD_OUT == 512
+    assert len(held_out | training) == 8100
+    assert not held_out & training
+    assert {(b, a) for a, b in held_out} == held_out
+    assert sums.held_out_pairs.__wrapped__() == sums.held_out_pairs()
+
+
+def test_only_a_carry_makes_working_it_out_too_long() -> None:
+    for pair in [*sums.training_pairs()[::7], *sums.held_out_pairs()]:
+        tokens = sums.encode(sums.working(pair) + sums.answer(pair))
+        if sums.carries(pair):
+            assert len(tokens) > BUDGET, pair
+        assert len(sums.encode(sums.answer(pair))) <= BUDGET
+
+
+@pytest.mark.parametrize("name", base_model.NAMES)
+def test_a_tokenizer_reads_and_writes_characters(cache: Path, name: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(base_model.tokenizer_path(name)))
+
+    assert tokenizer.decode(tokenizer.encode("47+85=132\n")) == "47+85=132\n"
+    assert tokenizer.encode("47+85=132\n") == sums.encode("47+85=132\n")
+    assert tokenizer.eos_token == sums.END
+
+
+def test_a_model_is_made_once(cache: Path) -> None:
+    folder = base_model.ensure(TINY)
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+
+    assert base_model.ensure(TINY) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made
+    assert {"config.json", "tokenizer.json"} <= {file.name for file in folder.iterdir()}
+
+
+def test_two_processes_that_ask_at_once_get_one_model(cache: Path) -> None:
+    code = f"from everburn.emulator import base_model; print(base_model.ensure({TINY!r}))"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    folders = {process.communicate(timeout=120)[0].splitlines()[-1] for process in both}
+
+    assert len(folders) == 1
+    models = [path for path in cache.iterdir() if path.name.startswith("tiny-")]
+    assert [str(path) for path in models] == list(folders)
+
+
+def test_a_model_whose_making_fails_leaves_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(alphabet: object, folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="No space"):
+        broken.setattr(base_model, "_write_tokenizer", no_space)
+        base_model.ensure(TINY)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+    assert base_model.ensure(TINY).exists()
+
+
+def test_an_unknown_name_lists_those_there_are(cache: Path) -> None:
+    with pytest.raises(UnknownBaseModel, match=rf"unknown base model 'none'.*{ARITHMETIC}"):
+        base_model.ensure("none")
+    with pytest.raises(UnknownBaseModel):
+        base_model.tokenizer_path("none")
+
+
+def test_a_rollout_worker_needs_no_torch_for_its_tokenizer(cache: Path) -> None:
+    code = (
+        "import sys; from everburn.emulator import base_model; "
+        f"base_model.tokenizer_path({ARITHMETIC!r}); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
