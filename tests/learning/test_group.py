@@ -1,0 +1,174 @@
+"""A group's completion, and the datums that a trainer is sent of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from everburn.learning.datums import build_datum, group_datums
+from everburn.learning.group import Group, GroupManifest, complete_group, find_group
+from everburn.learning.rollout_file import CompletionRecord, read_rollout, write_rollout
+from everburn.learning.submissions import prepare_submission, ratio_diagnostics
+from everburn.refs import GroupKey, RolloutOutcome, rollout_key, submission_key
+from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.store import ArtifactStore, CorruptArtifactError
+
+KEY = GroupKey(cursor=17)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(str(tmp_path))
+
+
+def a_segment(reward: float, tokens: int = 4) -> RolloutSample:
+    return RolloutSample(
+        tokens=list(range(2, 2 + tokens)),
+        logprobs=[0.0] + [-0.5] * (tokens - 1),
+        loss_mask=[0] + [1] * (tokens - 1),
+        reward=reward,
+    )
+
+
+def write(store: ArtifactStore, completion: int, run: RolloutRun) -> None:
+    record = CompletionRecord(
+        run="r",
+        cursor=KEY.cursor,
+        row_index=5,
+        epoch=0,
+        attempt=0,
+        completion=completion,
+        version=3,
+        versions=[3],
+        at_token_limit=False,
+        output_tokens=3,
+        prompt="47+85=",
+        answer="132",
+        info={"got": 132},
+        seconds=0.1,
+    )
+    write_rollout(store, rollout_key(KEY, completion), record, run)
+
+
+def completed(
+    store: ArtifactStore, rewards: list[float | None], min_group_size: int = 1, **options: object
+) -> GroupManifest:
+    """A group of completions with these rewards; None for one that was dropped."""
+    outcomes = []
+    for completion, reward in enumerate(rewards):
+        if reward is not None:
+            write(store, completion, RolloutRun([a_segment(reward)]))
+        status = "dropped" if reward is None else "succeeded"
+        outcomes.append(RolloutOutcome(completion=completion, status=status))
+    return complete_group(
+        store,
+        KEY,
+        3,
+        outcomes,
+        min_group_size,
+        lambda: {"a": 47},
+        options.get("keep"),  # type: ignore[arg-type]
+    )
+
+
+def test_a_rollout_is_read_back_as_it_was_written(store: ArtifactStore) -> None:
+    write(store, 0, RolloutRun([a_segment(1.0), a_segment(1.0, tokens=3)], info={"got": 132}))
+    record, run = read_rollout(store, rollout_key(KEY, 0))
+
+    assert (record.cursor, record.answer, record.info) == (17, "132", {"got": 132})
+    assert [list(segment.tokens) for segment in run.segments] == [[2, 3, 4, 5], [2, 3, 4]]
+    assert list(run.segments[0].loss_mask) == [0, 1, 1, 1]
+
+
+def test_a_person_can_open_it_with_pandas(store: ArtifactStore) -> None:
+    import pandas
+
+    write(store, 0, RolloutRun([a_segment(1.0)]))
+    write(store, 1, RolloutRun([a_segment(0.0)]))
+    store.append_lines(f"rollouts/{KEY.name}/_calls-2.jsonl", ["{}"])
+    table = pandas.read_parquet(store.path("rollouts"))
+
+    assert sorted(table["reward"]) == [0.0, 1.0]
+
+
+def test_survivors_share_out_their_advantages(store: ArtifactStore) -> None:
+    manifest = completed(store, [1.0, None, 0.0, 0.0])
+
+    assert manifest.fate == "accepted"
+    assert [member.completion for member in manifest.members] == [0, 2, 3]
+    assert [round(member.advantage, 3) for member in manifest.members] == [1.155, -0.577, -0.577]
+    assert [outcome.completion for outcome in manifest.lost] == [1]
+    assert manifest.datums == 3
+
+
+def test_too_few_survivors_leave_it_incomplete(store: ArtifactStore) -> None:
+    assert completed(store, [1.0, None, None, 0.0], min_group_size=3).fate == "incomplete"
+
+
+def test_the_filter_sees_the_row_and_decides(store: ArtifactStore) -> None:
+    seen: list[Group] = []
+
+    def keep(group: Group) -> bool:
+        seen.append(group)
+        return False
+
+    assert completed(store, [1.0, 0.0], keep=keep).fate == "filtered"
+    assert (seen[0].row, seen[0].rewards, seen[0].version) == ({"a": 47}, [1.0, 0.0], 3)
+
+
+def test_completing_again_finds_what_was_decided(store: ArtifactStore) -> None:
+    first = completed(store, [1.0, 0.0])
+
+    assert complete_group(store, KEY, 3, [], 99, dict, lambda _: False) == first
+    assert find_group(store, KEY) == first
+
+
+def test_a_datum_predicts_each_token_from_those_before() -> None:
+    segment = RolloutSample(
+        tokens=[7, 8, 9, 10], logprobs=[0.0, 0.0, -1.0, -2.0], loss_mask=[0, 0, 1, 1], reward=1.0
+    )
+    datum = build_datum(segment, 0.5)
+
+    assert datum.inputs.tolist() == [7, 8, 9]
+    assert datum.targets.tolist() == [8, 9, 10]
+    assert datum.mask.tolist() == [0, 1, 1]
+    assert datum.logprobs.tolist() == [0, -1, -2]
+    assert datum.advantages.tolist() == [0, 0.5, 0.5]
+    assert datum.trained_tokens == 2
+
+
+def test_completions_without_advantage_are_not_sent(store: ArtifactStore) -> None:
+    manifest = completed(store, [1.0, 0.5, 0.0])
+
+    assert [member.advantage for member in manifest.members] == [1.0, 0.0, -1.0]
+    datums = group_datums(store, [manifest])
+    assert [datum.advantages[-1] for datum in datums] == [1.0, -1.0]
+
+
+def test_a_submission_is_recorded_with_its_groups_digests(store: ArtifactStore) -> None:
+    completed(store, [1.0, 0.0])
+    datums = prepare_submission(store, 2, 0, 1, [KEY])
+    manifest = store.get_json(submission_key(2, 0, 1))
+
+    assert len(datums) == 2
+    assert [group["key"] for group in manifest["groups"]] == ["groups/row-000017.0.json"]
+    assert len(manifest["groups"][0]["sha256"]) == 64
+
+
+def test_a_rollout_that_changed_since_is_not_trained_on(store: ArtifactStore) -> None:
+    manifest = completed(store, [1.0, 0.0])
+    write(store, 0, RolloutRun([a_segment(0.25)]))
+
+    with pytest.raises(CorruptArtifactError, match="has changed since it was recorded"):
+        group_datums(store, [manifest])
+
+
+def test_diagnostics_are_sums_over_trained_tokens() -> None:
+    datum = build_datum(a_segment(1.0), 1.0)
+    own = (datum.logprobs + np.log([1.0, 1.5, 0.5])).tolist()
+    clip = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+    sums = ratio_diagnostics([datum], [own], clip)
+
+    assert sums["ratio_sum"] == pytest.approx(3.0)
+    assert sums["log_ratio_sum"] == pytest.approx(np.log(0.75))
+    assert sums["clipped"] == 2

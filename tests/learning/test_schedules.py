@@ -1,0 +1,32 @@
+"""The learning rate of each step."""
+
+import pytest
+
+from everburn.learning.schedules import learning_rate
+
+
+def rates(kind: str, steps: int = 4, warmup: int = 0) -> list[float]:
+    return [
+        learning_rate(step, steps, 1.0, kind, warmup)  # type: ignore[arg-type]
+        for step in range(1, steps + 1)
+    ]
+
+
+def test_constant_stays() -> None:
+    assert rates("constant") == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_linear_falls_in_equal_parts_and_the_last_step_still_trains() -> None:
+    assert rates("linear") == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_cosine_falls_along_half_a_cosine() -> None:
+    assert rates("cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
+
+
+def test_warmup_rises_to_the_peak_and_the_rest_follows() -> None:
+    assert rates("linear", steps=6, warmup=2) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+
+def test_a_step_beyond_the_expected_number_trains_nothing_more() -> None:
+    assert learning_rate(9, 4, 1.0, "linear") == 0.0
