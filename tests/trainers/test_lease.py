@@ -1,0 +1,140 @@
+"""A lease: each operation once, submissions in their order, nothing for whoever is superseded."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from everburn.publications import StaleEpochError
+from everburn.trainers import TrainerRejectedError, TrainerStateLostError
+from everburn.trainers.lease import Lease, OperationKey
+from support.trainer import ScriptedTrainer
+
+STEP = OperationKey(1, "optim_step")
+
+
+class Operation:
+    """An operation that counts how often it was begun, and ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self) -> str:
+        self.begun += 1
+        return await self.end
+
+
+@pytest.fixture
+async def lease() -> Lease:
+    return Lease(epoch=2, trainer=ScriptedTrainer())
+
+
+async def test_a_repeated_operation_joins_the_first(lease: Lease) -> None:
+    operation = Operation()
+    callers = [asyncio.create_task(lease.once(2, STEP, operation)) for _ in range(3)]
+    await asyncio.sleep(0)
+    operation.end.set_result("applied")
+
+    assert await asyncio.gather(*callers) == ["applied"] * 3
+    assert await lease.once(2, STEP, operation) == "applied"
+    assert operation.begun == 1
+
+
+async def test_an_operation_outlives_a_caller_that_gives_up(lease: Lease) -> None:
+    operation = Operation()
+    first = asyncio.create_task(lease.once(2, STEP, operation))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    operation.end.set_result("applied")
+
+    assert await lease.once(2, STEP, operation) == "applied"
+    assert operation.begun == 1
+
+
+async def test_a_superseded_epoch_is_refused(lease: Lease) -> None:
+    operation = Operation()
+    with pytest.raises(StaleEpochError, match="is for epoch 1; this lease is epoch 2"):
+        await lease.once(1, STEP, operation)
+    assert operation.begun == 0
+
+
+async def test_doubt_ends_the_lease_for_everybody(lease: Lease) -> None:
+    doubtful, other = Operation(), Operation()
+    doubtful.end.set_exception(TrainerStateLostError("nobody knows whether it was applied"))
+    with pytest.raises(TrainerStateLostError):
+        await lease.once(2, STEP, doubtful)
+
+    with pytest.raises(TrainerStateLostError, match="nobody knows"):
+        await lease.once(2, OperationKey(1, "publish"), other)
+    assert other.begun == 0
+    assert lease.ended is not None and not lease.released
+
+
+async def test_a_refused_request_leaves_the_lease_as_it_was(lease: Lease) -> None:
+    refused, other = Operation(), Operation()
+    refused.end.set_exception(TrainerRejectedError("no such loss"))
+    other.end.set_result("applied")
+    with pytest.raises(TrainerRejectedError):
+        await lease.once(2, STEP, refused)
+
+    assert await lease.once(2, OperationKey(1, "publish"), other) == "applied"
+    assert lease.ended is None
+
+
+async def test_submissions_are_sent_in_their_order_and_may_be_pending_together(
+    lease: Lease,
+) -> None:
+    sent: list[int] = []
+    ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
+
+    def send(part: int) -> Callable[[], Awaitable[str]]:
+        def sending() -> Awaitable[str]:
+            sent.append(part)
+            return ends[part]
+
+        return sending
+
+    later = [asyncio.create_task(lease.in_turn(1, part, send(part))) for part in (2, 1)]
+    await asyncio.sleep(0.01)
+    assert sent == []
+    first = asyncio.create_task(lease.in_turn(1, 0, send(0)))
+    while len(sent) < 3:
+        await asyncio.sleep(0)
+    assert sent == [0, 1, 2]
+    for part in (2, 0, 1):
+        ends[part].set_result(f"part {part}")
+
+    assert await asyncio.gather(first, *later) == ["part 0", "part 2", "part 1"]
+
+
+async def test_each_step_counts_its_submissions_anew(lease: Lease) -> None:
+    async def applied() -> str:
+        return "applied"
+
+    for step in (1, 2):
+        for part in (0, 1):
+            assert await lease.in_turn(step, part, applied) == "applied"
+
+
+async def test_whoever_waits_for_a_turn_hears_of_the_lease_s_end(lease: Lease) -> None:
+    async def never() -> str:
+        raise AssertionError("it isn't its turn")
+
+    waiting = asyncio.create_task(lease.in_turn(1, 1, never))
+    await asyncio.sleep(0)
+    await lease.end(TrainerStateLostError("the session expired"))
+
+    with pytest.raises(TrainerStateLostError, match="the session expired"):
+        await waiting
+
+
+async def test_a_release_is_told_from_a_loss(lease: Lease) -> None:
+    await lease.release()
+    await lease.wait_ended(0.0)
+
+    assert lease.released
+    with pytest.raises(TrainerStateLostError, match="was released"):
+        await lease.once(2, STEP, Operation())
