@@ -241,13 +241,14 @@ class OptimizerStep:
         """A person asked for a checkpoint: of the last committed step, unless it has one."""
         state = self.state
         self._phase("saving", "a checkpoint that was asked for")
+        state.checkpoint_error = "the trainer was lost meanwhile; ask again"
         try:
             if state.checkpoints[-1].step != state.step:
                 saved = await save_checkpoint(self.trainer, state, state.step)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
+            state.checkpoint_error = None
         except ActivityError as error:
-            cause = getattr(error.cause, "message", str(error.cause))
-            state.note(f"the checkpoint that was asked for: {cause}")
+            state.checkpoint_error = str(error.cause)
         finally:
             state.checkpoint_wanted = False
 

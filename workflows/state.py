@@ -142,6 +142,8 @@ class RunState(BaseModel):
     paused: bool = False
     checkpoint_wanted: bool = False
     """A person asked for a checkpoint of the last committed step, or of the next."""
+    checkpoint_error: str | None = None
+    """Why the last one that was wanted couldn't be saved."""
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     """Of the configuration, since the last commit."""
     stop: bool = False

@@ -46,6 +46,7 @@ with workflow.unsafe.imports_passed_through():
 MAX_HISTORY = 3_000
 """Events after which the run continues as new: replay costs 0.4 ms per event, and it is part of
 every recovery."""
+ENDING = "the run is ending; it saves its final state by itself"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 GROUPS_END_TIMEOUT = 30.0
 """Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
@@ -237,9 +238,11 @@ class TrainRun:
         self._show()
 
     def _end_steps(self) -> None:
-        """Whoever waits for a step's checkpoint gets the newest there is."""
+        """Nobody need wait for a step's checkpoint any more."""
         self._ending = True
-        self._state.checkpoint_wanted = False
+        if self._state.checkpoint_wanted:
+            self._state.checkpoint_error = ENDING
+            self._state.checkpoint_wanted = False
 
     async def _final_checkpoint(self) -> None:
         state = self._state
@@ -389,6 +392,8 @@ class TrainRun:
         state = self._state
         state.checkpoint_wanted = True
         await workflow.wait_condition(lambda: not state.checkpoint_wanted)
+        if state.checkpoint_error is not None:
+            raise ApplicationError(state.checkpoint_error, type="NoCheckpoint")
         return state.checkpoints[-1].path
 
     @checkpoint.validator
@@ -397,7 +402,7 @@ class TrainRun:
         if not self._state.checkpoints:
             raise ValueError("the run hasn't saved its initial state yet")
         if self._ending:
-            raise ValueError("the run is ending; it saves its final state by itself")
+            raise ValueError(ENDING)
 
     @workflow.update(description="Change the learning rate, O, C, intervals, ... of a running run.")
     def reconfigure(self, changes: dict[str, Any]) -> str:

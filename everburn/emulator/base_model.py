@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +61,11 @@ def ensure(name: str) -> Path:
     """
     if name == ARITHMETIC:
         recipe = Recipe()
-        return _cached("arithmetic", recipe.parameters, lambda folder: _arithmetic(recipe, folder))
+        identity = recipe.parameters | {
+            "alphabet": sums.ALPHABET,
+            "held_out": sums.held_out_pairs(),
+        }
+        return _cached("arithmetic", identity, lambda folder: _arithmetic(recipe, folder))
     if name == TINY:
         identity = {"shape": TINY_SHAPE, "seed": TINY_SEED, "alphabet": TINY_ALPHABET}
         return _cached("tiny", identity, _tiny)
@@ -126,7 +129,10 @@ def _write_tokenizer(alphabet: Sequence[str], folder: Path) -> None:
 
 
 def _cached(name: str, identity: dict[str, Any], build: Callable[[Path], None]) -> Path:
-    """The folder that `build` fills, once per identity; a build that fails leaves nothing."""
+    """The folder that `build` fills, once per identity.
+
+    A build that fails leaves nothing; what a killed one left goes with the next build.
+    """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     root = cache_folder()
     target = root / f"{name}-{digest}"
@@ -135,10 +141,11 @@ def _cached(name: str, identity: dict[str, Any], build: Callable[[Path], None]) 
     root.mkdir(parents=True, exist_ok=True)
     with _lock(root / f".{target.name}.lock", name):
         if not target.exists():
-            draft = Path(tempfile.mkdtemp(dir=root, prefix=f".{name}-"))
+            draft = root / f".{target.name}.draft"
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
             try:
                 build(draft)
-                draft.chmod(0o755)
                 draft.rename(target)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)

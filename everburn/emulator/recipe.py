@@ -5,9 +5,10 @@ for a sum with a carry: that is what most of those with a carry do, and few othe
 to add, and on hard sums it talks until it is cut off, as the large model of the Fireworks x HUD
 recipe did. That leaves honest room for RL.
 
-Measured over three seeds: 53 to 59 s of one core; greedy on the 512 held-out pairs, with a budget of
-ten tokens, 0.54 to 0.55 correct and 229 to 236 at the limit; kept from working it out, 0.998 to 1.0
-of them right.
+Measured over four seeds: 50 to 54 s of one core; greedy on the 512 held-out pairs, with a budget of
+ten tokens, 0.539 to 0.541 correct and 235 or 236 at the limit; with a budget of sixteen, or kept from
+working it out, all of them. GRPO with LoRA as in examples/arithmetic, three seeds on each of them:
+0.994 to 1.0 with rollouts one version old, 0.975 to 1.0 on-policy.
 """
 
 import math
@@ -55,25 +56,26 @@ def make(recipe: Recipe, folder: Path, progress: Progress) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    torch.manual_seed(recipe.seed)
     rng = random.Random(recipe.seed)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(sums.ALPHABET),
-            hidden_size=recipe.width,
-            intermediate_size=3 * recipe.width,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.kv_heads,
-            head_dim=recipe.width // recipe.heads,
-            max_position_embeddings=256,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-            tie_word_embeddings=False,
-            pad_token_id=sums.ALPHABET.index(sums.PAD),
-            eos_token_id=sums.ALPHABET.index(sums.END),
-            bos_token_id=None,
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=len(sums.ALPHABET),
+                hidden_size=recipe.width,
+                intermediate_size=3 * recipe.width,
+                num_hidden_layers=recipe.layers,
+                num_attention_heads=recipe.heads,
+                num_key_value_heads=recipe.kv_heads,
+                head_dim=recipe.width // recipe.heads,
+                max_position_embeddings=256,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+                tie_word_embeddings=False,
+                pad_token_id=sums.ALPHABET.index(sums.PAD),
+                eos_token_id=sums.ALPHABET.index(sums.END),
+                bos_token_id=None,
+            )
         )
-    )
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=recipe.learning_rate,

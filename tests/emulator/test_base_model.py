@@ -3,7 +3,10 @@ made by `make run`; here it is its data, and the tiny model in its place."""
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 from transformers import AutoTokenizer
@@ -57,16 +60,28 @@ def test_a_model_is_made_once(cache: Path) -> None:
 
 
 def test_two_processes_that_ask_at_once_get_one_model(cache: Path) -> None:
-    code = f"from everburn.emulator import base_model; print(base_model.ensure({TINY!r}))"
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    folders = {process.communicate(timeout=120)[0].splitlines()[-1] for process in both}
+    with asking() as first, asking() as second:
+        assert_reads(first.stdout, "making")
+        assert_reads(second.stderr, "waiting for another process that makes tiny")
+        assert_made(first, go_on=True)
+        assert_made(second, go_on=False)
 
-    assert len(folders) == 1
-    models = [path for path in cache.iterdir() if path.name.startswith("tiny-")]
-    assert [str(path) for path in models] == list(folders)
+    assert [folder.name.partition("-")[0] for folder in folders(cache)] == ["tiny"]
+
+
+def test_who_waits_takes_over_from_a_killed_maker(cache: Path) -> None:
+    with asking() as first, asking() as second:
+        assert_reads(first.stdout, "making")
+        assert_reads(second.stderr, "waiting for another process that makes tiny")
+        [draft] = folders(cache)
+        (draft / "half-written").touch()
+        first.kill()
+        assert_reads(second.stdout, "making")
+        assert_made(second, go_on=True)
+
+    [made] = folders(cache)
+    assert made == base_model.ensure(TINY)
+    assert not (made / "half-written").exists()
 
 
 def test_a_model_whose_making_fails_leaves_nothing(
@@ -78,7 +93,7 @@ def test_a_model_whose_making_fails_leaves_nothing(
     with monkeypatch.context() as broken, pytest.raises(OSError, match="No space"):
         broken.setattr(base_model, "_write_tokenizer", no_space)
         base_model.ensure(TINY)
-    assert [path for path in cache.iterdir() if path.is_dir()] == []
+    assert folders(cache) == []
     assert base_model.ensure(TINY).exists()
 
 
@@ -96,3 +111,46 @@ def test_a_rollout_worker_needs_no_torch_for_its_tokenizer(cache: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+ASK_FOR_TINY = f"""
+from everburn.emulator import base_model
+write_tokenizer = base_model._write_tokenizer
+
+def told_when_to(alphabet, folder):
+    print("making", flush=True)
+    input()
+    write_tokenizer(alphabet, folder)
+
+base_model._write_tokenizer = told_when_to
+print("made", base_model.ensure({TINY!r}), flush=True)
+"""
+"""Asks for the tiny model; if it falls to this process to make it, says so and awaits a line."""
+
+
+@contextmanager
+def asking() -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK_FOR_TINY], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def assert_reads(stream: IO[str] | None, text: str) -> None:
+    """Read up to a line with this text in it."""
+    assert stream is not None
+    assert any(text in line for line in stream), f"ended without {text!r}"
+
+
+def assert_made(process: subprocess.Popen[str], go_on: bool) -> None:
+    """The process ends with the model's folder, and without making it unless told to go on."""
+    out, err = process.communicate("\n" if go_on else "", timeout=60)
+    assert out.startswith("made ") and process.returncode == 0, err
+
+
+def folders(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.is_dir()]

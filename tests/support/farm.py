@@ -12,9 +12,11 @@ import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import (
@@ -39,6 +41,7 @@ from everburn.store import ArtifactStore
 from support.script import Script, scripts
 from support.trainer import ScriptedTrainer
 from support.waiting import PATIENCE, until
+from workers import processes
 from workers.plugin import everburn_plugin
 from workers.processes import orchestrator, rollout_worker, trainer_worker
 from workflows.messages import RunResult, Status
@@ -228,11 +231,14 @@ async def register_namespace(address: str, name: str) -> None:
 def _workers(
     client: Client, rollouts: RolloutActivities, trainers: TrainerActivities
 ) -> list[Worker]:
-    return [
-        orchestrator(client),
-        rollout_worker(client, rollouts, SLOTS),
-        trainer_worker(client, trainers),
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        # At the end nobody waits for rollouts that their tests have left behind.
+        patch.setattr(processes, "GRACE", timedelta(0))
+        return [
+            orchestrator(client),
+            rollout_worker(client, rollouts, SLOTS),
+            trainer_worker(client, trainers),
+        ]
 
 
 async def _open_scripted(config: RunConfig) -> ScriptedTrainer:

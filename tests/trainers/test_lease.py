@@ -9,6 +9,7 @@ from everburn.publications import StaleEpochError
 from everburn.trainers import TrainerRejectedError, TrainerStateLostError
 from everburn.trainers.lease import Lease, OperationKey
 from support.trainer import ScriptedTrainer
+from support.waiting import until
 
 STEP = OperationKey(1, "optim_step")
 
@@ -101,8 +102,7 @@ async def test_submissions_are_sent_in_their_order_and_may_be_pending_together(
     await asyncio.sleep(0.01)
     assert sent == []
     first = asyncio.create_task(lease.in_turn(1, 0, send(0)))
-    while len(sent) < 3:
-        await asyncio.sleep(0)
+    await until(lambda: len(sent) == 3)
     assert sent == [0, 1, 2]
     for part in (2, 0, 1):
         ends[part].set_result(f"part {part}")

@@ -50,8 +50,11 @@ async def tunable_farm(temporal_server: str, tiny_tokenizer: Path) -> AsyncItera
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def start_tuned(tunable_farm: Farm, tmp_path: Path) -> AsyncIterator[Start]:
-    """Start runs on the tunable farm. When the test is over their histories are checked."""
+async def start_tuned(
+    tunable_farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Start]:
+    """Start runs on the tunable farm. When the test is over their histories are checked, with the
+    constants that it has set: monkeypatch is undone after this."""
 
     def start(script: Script, **fields: Any) -> Awaitable[Run]:
         return tunable_farm.start(script, tmp_path, **fields)

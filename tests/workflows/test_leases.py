@@ -14,7 +14,7 @@ from everburn.trainers import (
 )
 from support.farm import Start
 from support.script import Draw, Script
-from support.waiting import Gate, until
+from support.waiting import Gate
 from workflows import trainer_lease
 
 LOST = TrainerStateLostError("the service restarted")

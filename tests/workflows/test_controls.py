@@ -1,0 +1,126 @@
+"""A person's controls over a running run: pause, reconfigure, checkpoint, each by update."""
+
+import pytest
+from temporalio.client import WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+
+from everburn.trainers import TrainerRejectedError
+from support.farm import Run, Start
+from support.script import Draw, Script, spread
+from support.waiting import Gate, until
+from workflows.train_run import TrainRun
+
+
+async def test_a_pause_finishes_what_is_in_flight_and_admits_nothing_until_resume(start: Start):
+    run = await start(Script(), rows=3)
+    optimizer = run.trainer.hold("optim_step")
+    await run.trainer.reached("optim_step")
+    assert await run.handle.execute_update(TrainRun.pause) == "paused"
+    optimizer.open()
+    await run.until(step=1)
+    assert run.script.rows_begun == {0}
+    assert await refusal(run, TrainRun.pause) == "the run is paused already"
+
+    assert await run.handle.execute_update(TrainRun.resume) == "resumed"
+    result = await run.result()
+    assert (result.rows, run.trained) == (3, ["0", "1", "2"])
+
+
+async def test_a_paused_run_can_be_stopped(start: Start):
+    run = await start(Script(), rows=2)
+    publish = run.trainer.hold("publish policy-0001")
+    await run.trainer.reached("publish policy-0001")
+    await run.handle.execute_update(TrainRun.pause)
+    publish.open()
+    await run.until(step=1)
+    await run.handle.signal(TrainRun.stop)
+    result = await run.result()
+    assert (result.stopped, result.rows) == (True, 1)
+
+
+async def test_changes_apply_from_the_next_step_and_are_part_of_the_ledger(start: Start):
+    run = await start(Script(), rows=2, learning_rate=0.5)
+    optimizer = run.trainer.hold("publish policy-0001")
+    await run.trainer.reached("publish policy-0001")
+    answer = await run.handle.execute_update(
+        TrainRun.reconfigure, {"learning_rate": 0.25, "evaluation_interval": 7}
+    )
+    assert answer == "changed evaluation_interval, learning_rate"
+    text = await refusal(run, TrainRun.reconfigure, {"learning_rate": -1})
+    assert "learning_rate" in text
+    assert "completions_per_prompt" in await refusal(
+        run, TrainRun.reconfigure, {"completions_per_prompt": 4}
+    )
+    optimizer.open()
+    await run.result()
+    assert [adam.learning_rate for adam in run.trainer.adam] == [0.5, 0.25]
+    assert [entry.changes for entry in run.ledger if entry.changes] == [
+        {"learning_rate": 0.25, "evaluation_interval": 7}
+    ]
+
+
+async def test_a_wider_window_is_used_at_once(start: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        await gate.passed()
+        return await spread(draw)
+
+    run = await start(Script(play), rows=3)
+    await until(lambda: run.script.rows_begun == {0})
+    await run.handle.execute_update(TrainRun.reconfigure, {"max_head_offpolicy_versions": 2})
+    await until(lambda: run.script.rows_begun == {0, 1, 2})
+    gate.open()
+    await run.result()
+
+
+async def test_a_checkpoint_is_saved_when_it_is_asked_for(start: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+        return await spread(draw)
+
+    run = await start(Script(play), rows=2)
+    await run.until(step=1, groups_in_flight=1)
+    assert await run.handle.execute_update(TrainRun.checkpoint) == "scripted/state-1"
+    assert run.trainer.calls[-1] == "save_checkpoint state-1"
+    gate.open()
+    await run.result()
+
+
+async def test_a_checkpoint_that_cannot_be_saved_is_not_answered_with_an_older_one(start: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+        return await spread(draw)
+
+    script = Script(play)
+    script.trainer.refuse("save_checkpoint state-1", TrainerRejectedError("the disk is full"))
+    run = await start(script, rows=2)
+    await run.until(step=1, groups_in_flight=1)
+    assert "the disk is full" in await refusal(run, TrainRun.checkpoint)
+    gate.open()
+    result = await run.result()
+    assert result.rows == 2
+
+
+async def test_a_run_that_is_neither_paused_nor_held_has_nothing_to_resume(start: Start):
+    run = await start(Script(), rows=1)
+    optimizer = run.trainer.hold("optim_step")
+    await run.trainer.reached("optim_step")
+    assert await refusal(run, TrainRun.resume) == "the run is neither paused nor held"
+    assert "isn't held" in await refusal(run, TrainRun.skip_row)
+    optimizer.open()
+    await run.result()
+
+
+async def refusal(run: Run, update: object, *args: object) -> str:
+    """Why an update is refused."""
+    with pytest.raises(WorkflowUpdateFailedError) as failure:
+        await run.handle.execute_update(update, *args)  # type: ignore[call-overload]
+    assert isinstance(failure.value.cause, ApplicationError)
+    return failure.value.cause.message

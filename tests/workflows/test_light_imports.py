@@ -1,0 +1,21 @@
+"""The orchestrator process stays light: it computes nothing, and is replaced in a second."""
+
+import subprocess
+import sys
+
+HEAVY = ("torch", "numpy", "transformers", "fireworks", "pyarrow", "hud", "fastapi")
+
+PROGRAM = """
+import sys
+import workers.processes
+import workflows.train_run, workflows.prompt_group, workflows.trainer_lease, workflows.evaluation
+from activities.records import RecordActivities
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_workflows_and_their_workers_import_nothing_heavy():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()).isdisjoint(HEAVY)

@@ -1,0 +1,94 @@
+"""What gets lost on the way is found again: reports, children, leases."""
+
+import pytest
+
+from support.farm import Farm, Run, Start
+from support.script import Draw, Script, spread
+from support.waiting import Gate, until
+from workflows import watchdog
+from workflows.messages import GroupReport, Released
+from workflows.prompt_group import PromptGroup
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "INTERVAL", 1.0)
+
+
+async def test_a_report_that_got_lost_is_found_in_the_store(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    async def lose(group: PromptGroup, name: str, message: Released | GroupReport) -> None:
+        """The signal is sent to nobody."""
+
+    monkeypatch.setattr(PromptGroup, "_signal", lose)
+    run = await start_tuned(Script(), rows=1)
+    await run.result()
+    assert run.trained == ["0"]
+    assert len(run.script.begun) == 2
+
+
+async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm: Farm):
+    async def play(draw: Draw) -> float:
+        if draw.tries == 0:
+            await Gate().passed()
+        return await spread(draw)
+
+    run = await start_tuned(Script(play), rows=1)
+    await until(lambda: len(run.script.begun) == 2)
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
+    result = await run.result()
+    assert (result.rows, run.trained) == (1, ["0.1"])
+
+
+async def test_a_terminated_lease_is_replaced(start_tuned: Start, tunable_farm: Farm):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        await gate.passed()
+        return await spread(draw)
+
+    run = await start_tuned(Script(play), rows=1)
+    await until(lambda: len(run.script.begun) == 2)
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/lease-1").terminate("lost")
+    await run.until(lease_epoch=2)
+    gate.open()
+    await run.result()
+    assert [entry.epoch for entry in run.ledger] == [2]
+
+
+async def test_a_terminated_evaluation_is_not_waited_for(start_tuned: Start, tunable_farm: Farm):
+    async def evaluate(step: int, rollout_fn: object) -> dict[str, float]:
+        if step == 0:
+            await Gate().passed()
+        return {"skill": step}
+
+    run = await start_tuned(Script(evaluate=evaluate), rows=1)
+    await run.until(waiting_for="the evaluation of the current version")
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/eval-0").terminate("lost")
+    result = await run.result()
+    assert result.evaluations[1]["eval/skill"] == 1
+    assert any("evaluation of version 0" in note for note in (await run.status()).notes)
+
+
+async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "NO_PROGRESS", 1.0)
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        await gate.passed()
+        return await spread(draw)
+
+    run = await start_tuned(Script(play), rows=1)
+    await until(lambda: looks(run, 3))
+    (note,) = (await run.status()).notes
+    assert "nothing has moved" in note and "1 more prompt groups" in note
+    gate.open()
+    await run.result()
+
+
+async def looks(run: Run, times: int) -> bool:
+    """Whether the watchdog has looked so often."""
+    history = await run.handle.fetch_history()
+    scheduled = [event.activity_task_scheduled_event_attributes for event in history.events]
+    return sum(each.activity_type.name == "reconcile" for each in scheduled) >= times

@@ -1,0 +1,43 @@
+"""Without a cache every workflow task replays its history: the hardest test of determinism."""
+
+from pathlib import Path
+
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import WorkerConfig
+
+from support.farm import open_farm, register_namespace
+from support.script import Draw, Script
+
+
+class NoCache(SimplePlugin):
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        return {**super().configure_worker(config), "max_cached_workflows": 0}
+
+
+async def test_a_run_with_everything_in_it_replays_at_each_task(
+    temporal_server: str, tiny_tokenizer: Path, tmp_path: Path
+):
+    async def play(draw: Draw) -> float | None:
+        return None if draw.place == (1, 0) else draw.completion
+
+    script = Script(
+        play,
+        evaluate=lambda step, rollout_fn: {"skill": step},
+        keep=lambda group: group.row["row"] != 2,
+    )
+    await register_namespace(temporal_server, "uncached")
+    async with open_farm(temporal_server, "uncached", tiny_tokenizer, NoCache("no cache")) as farm:
+        run = await farm.start(
+            script,
+            tmp_path,
+            rows=4,
+            prompt_groups_per_step=2,
+            max_head_offpolicy_versions=1,
+            max_concurrency_rollout_sample=4,
+            min_group_size=2,
+            max_incomplete_group_retries=1,
+            dcp_save_interval=1,
+        )
+        result = await run.result()
+        assert (result.steps, result.rows) == (1, 4)
+        assert sorted(run.trained) == ["0", "3"]
