@@ -124,15 +124,23 @@ class TrainerActivities:
     @activity.defn
     async def hold_lease(self, ref: LeaseRef) -> None:
         """Stay as long as the session lives; returns at its release, fails when it is lost."""
+        from everburn.trainers import TrainerStateLostError
+
         lease = self._lease(ref)
         self._held[ref].claimed = True
-        while lease.ended is None:
-            await self._probe(lease)
-            if not await self._is_wanted(ref):
-                # A terminated run can't give its session back.
-                await lease.release()
-            await lease.wait_ended(PROBE_INTERVAL)
-        self._retire(ref)
+        try:
+            while lease.ended is None:
+                await self._probe(lease)
+                if not await self._is_wanted(ref):
+                    # A terminated run can't give its session back.
+                    await lease.release()
+                await lease.wait_ended(PROBE_INTERVAL)
+        except asyncio.CancelledError:
+            # This process stood still for too long, and was given up.
+            await lease.end(TrainerStateLostError(f"lease {ref.epoch} was given up by its run"))
+            raise
+        finally:
+            self._retire(ref)
         if not lease.released:
             raise application_error(lease.ended, kind=TRAINER_STATE_LOST)
 

@@ -81,6 +81,11 @@ class Processes:
         """Let a process go on that has stopped itself."""
         self._running[name].send_signal(signal.SIGCONT)
 
+    def thaw_all(self) -> None:
+        for name in self._running:
+            if self.is_frozen(name):
+                self.thaw(name)
+
     def is_up(self, name: str) -> bool:
         process = self._running.get(name)
         return process is not None and process.poll() is None

@@ -25,7 +25,6 @@ class GroupOrder(Message):
     rollout_timeout: float
     report_releases: bool
     fail_on_failure: bool
-    search_attributes: bool
 
 
 GroupFate = Literal["accepted", "filtered", "incomplete", "fatal", "cancelled"]

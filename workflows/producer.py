@@ -11,12 +11,17 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import WorkflowIDReusePolicy
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import PRODUCER_METRICS, ProducerSample
+    from activities.search_attributes import POLICY_VERSION, ROW, RUN
     from everburn.config import RunConfig
     from everburn.refs import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
@@ -214,18 +219,31 @@ class Producer:
                     rollout_timeout=config.rollout_timeout,
                     report_releases=config.max_concurrency_rollout_sample is not None,
                     fail_on_failure=config.on_any_rollout_failure == "fail",
-                    search_attributes=self._state.search_attributes,
                 ),
                 id=group_workflow_id(run.id, key),
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 execution_timeout=lifetime * GROUP_LIFETIME_FACTOR,
+                search_attributes=self._attributes(key, version),
                 static_summary=f"row {key.text} · policy v{version}",
             )
         except WorkflowAlreadyStartedError:
             # Ids are never reused within a run, so this one is ours: it will report.
             return
         child.add_done_callback(lambda task: self._on_child_closed(key, task))
+
+    def _attributes(self, key: GroupKey, version: int) -> TypedSearchAttributes | None:
+        """By what the group is found in the UI; given at its start, they cost no event."""
+        state = self._state
+        if not state.search_attributes:
+            return None
+        return TypedSearchAttributes(
+            [
+                SearchAttributePair(RUN, state.run.id),
+                SearchAttributePair(ROW, key.cursor),
+                SearchAttributePair(POLICY_VERSION, version),
+            ]
+        )
 
     def _on_child_closed(self, key: GroupKey, child: "asyncio.Task[None]") -> None:
         """A child that ended without reporting (terminated, timed out) is run again."""

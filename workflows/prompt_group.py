@@ -29,7 +29,6 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import CompleteGroup, RolloutOrder
     from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
-    from activities.search_attributes import POLICY_VERSION, ROW, RUN
     from everburn.refs import RolloutOutcome
     from workflows.messages import GroupOrder, GroupReport, Released
     from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE
@@ -58,14 +57,6 @@ class PromptGroup:
 
     @workflow.run
     async def run(self, order: GroupOrder) -> None:
-        if order.search_attributes:
-            workflow.upsert_search_attributes(
-                [
-                    RUN.value_set(order.run.id),
-                    ROW.value_set(order.key.cursor),
-                    POLICY_VERSION.value_set(order.version),
-                ]
-            )
         work = asyncio.create_task(self._to_the_end())
         watch = asyncio.create_task(self._cancel_if_orphaned(work))
         try:

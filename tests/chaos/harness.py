@@ -192,6 +192,7 @@ class Chaos:
         """End what a failed test has left, and plan nothing any more."""
         for trouble in self.troubles:
             trouble.file.unlink(missing_ok=True)
+        self.stack.processes.thaw_all()
         for run in self.runs:
             try:
                 await run.handle.terminate("its test is over")
