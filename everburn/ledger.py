@@ -64,20 +64,17 @@ def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
         LedgerConflictError: the step was committed with other groups, or its predecessor is
             missing.
     """
-    found = find_entry(store, entry.step)
-    if found is not None:
-        if (found.groups, found.submissions) != (entry.groups, entry.submissions):
-            raise LedgerConflictError(
-                f"step {entry.step} was committed with groups {found.groups} under epoch "
-                f"{found.epoch}; epoch {entry.epoch} now brings {entry.groups}"
-            )
-        return found
     if entry.step > 1 and not store.exists(ledger_key(entry.step - 1)):
+        missing = entry.step - 1
+        raise LedgerConflictError(f"step {entry.step} can't follow: step {missing} is missing")
+    store.put_json(ledger_key(entry.step), entry.model_dump(mode="json"), once=True)
+    found = read_entry(store, entry.step)
+    if (found.groups, found.submissions) != (entry.groups, entry.submissions):
         raise LedgerConflictError(
-            f"step {entry.step} can't follow: step {entry.step - 1} is missing"
+            f"step {entry.step} was committed with groups {found.groups} under epoch "
+            f"{found.epoch}; epoch {entry.epoch} now brings {entry.groups}"
         )
-    store.put_json(ledger_key(entry.step), entry.model_dump(mode="json"))
-    return entry
+    return found
 
 
 def find_entry(store: ArtifactStore, step: int) -> LedgerEntry | None:

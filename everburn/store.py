@@ -72,8 +72,11 @@ class ArtifactStore:
         found = (PurePosixPath(name).name for name in names)
         return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
 
-    def put(self, key: str, data: bytes) -> StoredRef:
-        """Write atomically: a reader finds the whole value or none. Overwrites.
+    def put(self, key: str, data: bytes, *, once: bool = False) -> StoredRef:
+        """Write atomically: a reader finds the whole value or none.
+
+        once: what is there already stays, whoever wrote it; a writer that was given up and comes
+        back late must not change what others have read. Otherwise overwrites.
 
         Raises:
             StoreFullError, StoreError
@@ -81,10 +84,12 @@ class ArtifactStore:
         path = self.path(key)
         try:
             if self._local:
-                _write_atomically(Path(path), data)
+                _write_atomically(Path(path), data, once=once)
             else:
-                self._fs.pipe_file(path, data)
+                self._fs.pipe_file(path, data, mode="create" if once else "overwrite")
         except OSError as error:
+            if once and isinstance(error, FileExistsError) and self.exists(key):
+                return self.ref(key)
             kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
             raise kind(f"can't write {path}: {error.strerror or error}") from error
         return StoredRef(key=key, sha256=digest(data))
@@ -114,9 +119,10 @@ class ArtifactStore:
         """A reference to what a key holds now. Raises FileNotFoundError."""
         return StoredRef(key=key, sha256=digest(self.get(key)))
 
-    def put_json(self, key: str, value: Any) -> StoredRef:
+    def put_json(self, key: str, value: Any, *, once: bool = False) -> StoredRef:
         """Write JSON, indented for a reader. NaN is refused (ValueError)."""
-        return self.put(key, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
+        data = json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
+        return self.put(key, data, once=once)
 
     def get_json(self, ref: str | StoredRef) -> Any:
         return json.loads(self.get(ref))
@@ -129,13 +135,13 @@ class ArtifactStore:
             return None
 
     def put_table(self, key: str, columns: dict[str, list[Any]], schema: Any) -> StoredRef:
-        """Write a Parquet file with a pyarrow schema."""
+        """Write a Parquet file with a pyarrow schema, once."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pydict(columns, schema=schema), sink, compression="zstd")
-        return self.put(key, sink.getvalue().to_pybytes())
+        return self.put(key, sink.getvalue().to_pybytes(), once=True)
 
     def get_table(self, ref: str | StoredRef) -> list[dict[str, Any]]:
         """The rows of a Parquet file."""
@@ -202,14 +208,17 @@ def _ends_line(file: BinaryIO) -> bool:
     return file.read(1) == b"\n"
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def _write_atomically(path: Path, data: bytes, *, once: bool) -> None:
+    """Raises FileExistsError if the file is there and is to be written once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
+        if once:
+            path.hardlink_to(temporary)
+        else:
+            Path(temporary).replace(path)
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise

@@ -351,3 +351,14 @@ def test_a_key_that_is_a_folder_cant_be_read(local: ArtifactStore):
     local.put("folder/data", b"")
     with pytest.raises(StoreError, match=r"can't read .*run/folder: Is a directory"):
         local.get("folder")
+
+
+@pytest.mark.parametrize("location", ["folder", "memory"])
+def test_what_is_written_once_stays(tmp_path: Path, location: str):
+    folder = str(tmp_path) if location == "folder" else f"memory://once-{tmp_path.name}"
+    store = ArtifactStore(folder)
+    first = store.put("a.txt", b"first", once=True)
+
+    assert store.put("a.txt", b"second", once=True) == first
+    assert store.get("a.txt") == b"first"
+    assert store.keys("") == [] or all("partial" not in key for key in store.keys(""))

@@ -290,6 +290,7 @@ class TrainRun:
         await self._evaluations.cancel()
         await self._trainer.release()
         await self._recorder.flush_producer_samples()
+        await workflow.wait_condition(workflow.all_handlers_finished)
 
     def _failure(self, error: BaseException) -> BaseException:
         """The run's failure as Temporal shows it: what happened first, with its type."""

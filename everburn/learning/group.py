@@ -125,8 +125,8 @@ def complete_group(
         ],
         lost=[outcome for outcome in outcomes if outcome.status != "succeeded"],
     )
-    store.put_json(group_key(key), manifest.model_dump(mode="json"))
-    return manifest
+    store.put_json(group_key(key), manifest.model_dump(mode="json"), once=True)
+    return load_group(store, key)
 
 
 def find_group(store: ArtifactStore, key: GroupKey) -> GroupManifest | None:

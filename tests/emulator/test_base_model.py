@@ -60,24 +60,26 @@ def test_a_model_is_made_once(cache: Path) -> None:
 
 
 def test_two_processes_that_ask_at_once_get_one_model(cache: Path) -> None:
-    with asking() as first, asking() as second:
+    with asking() as first:
         assert_reads(first.stdout, "making")
-        assert_reads(second.stderr, "waiting for another process that makes tiny")
-        assert_made(first, go_on=True)
-        assert_made(second, go_on=False)
+        with asking() as second:
+            assert_reads(second.stderr, "waiting for another process that makes tiny")
+            assert_made(first, go_on=True)
+            assert_made(second, go_on=False)
 
     assert [folder.name.partition("-")[0] for folder in folders(cache)] == ["tiny"]
 
 
 def test_who_waits_takes_over_from_a_killed_maker(cache: Path) -> None:
-    with asking() as first, asking() as second:
+    with asking() as first:
         assert_reads(first.stdout, "making")
-        assert_reads(second.stderr, "waiting for another process that makes tiny")
-        [draft] = folders(cache)
-        (draft / "half-written").touch()
-        first.kill()
-        assert_reads(second.stdout, "making")
-        assert_made(second, go_on=True)
+        with asking() as second:
+            assert_reads(second.stderr, "waiting for another process that makes tiny")
+            [draft] = folders(cache)
+            (draft / "half-written").touch()
+            first.kill()
+            assert_reads(second.stdout, "making")
+            assert_made(second, go_on=True)
 
     [made] = folders(cache)
     assert made == base_model.ensure(TINY)

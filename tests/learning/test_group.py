@@ -80,6 +80,13 @@ def test_a_rollout_is_read_back_as_it_was_written(store: ArtifactStore) -> None:
     assert list(run.segments[0].loss_mask) == [0, 1, 1, 1]
 
 
+def test_a_rollout_is_written_once(store: ArtifactStore) -> None:
+    write(store, 0, RolloutRun([a_segment(1.0)]))
+    write(store, 0, RolloutRun([a_segment(0.25)]))
+
+    assert read_rollout(store, rollout_key(KEY, 0))[1].segments[0].reward == 1.0
+
+
 def test_a_person_can_open_it_with_pandas(store: ArtifactStore) -> None:
     import pandas
 
@@ -157,7 +164,7 @@ def test_a_submission_is_recorded_with_its_groups_digests(store: ArtifactStore) 
 
 def test_a_rollout_that_changed_since_is_not_trained_on(store: ArtifactStore) -> None:
     manifest = completed(store, [1.0, 0.0])
-    write(store, 0, RolloutRun([a_segment(0.25)]))
+    store.put(rollout_key(KEY, 0), store.get(rollout_key(KEY, 1)))
 
     with pytest.raises(CorruptArtifactError, match="has changed since it was recorded"):
         group_datums(store, [manifest])
