@@ -13,7 +13,10 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     async def rollout_fn(
         sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int, evaluation: bool
     ) -> RolloutRun | None:
-        return await script.perform(sample_prompt, cursor_index, rollout_idx, evaluation)
+        result: RolloutRun | None = await script.perform(
+            sample_prompt, cursor_index, rollout_idx, evaluation
+        )
+        return result
 
     return rollout_fn
 
@@ -26,7 +29,8 @@ async def evaluate(step: int, rollout_fn: RolloutFn, script: str) -> dict[str, f
     function = scripts[script].evaluate
     assert function is not None
     values = function(step, rollout_fn)
-    return await values if inspect.isawaitable(values) else values
+    result: dict[str, float] = await values if inspect.isawaitable(values) else values
+    return result
 
 
 def keep(group: Any, script: str) -> bool:

@@ -102,7 +102,8 @@ async def test_a_checkpoint_that_was_asked_for_is_saved_before_the_run_goes_on(s
         TrainRun.checkpoint, wait_for_stage=WorkflowUpdateStage.ACCEPTED
     )
     publish.open()
-    assert await asked.result() == "scripted/state-1"
+    answer: object = await asked.result()
+    assert answer == "scripted/state-1"
     result = await run.result()
     assert result.rows == 3
 

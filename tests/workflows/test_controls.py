@@ -84,7 +84,8 @@ async def test_a_checkpoint_is_saved_when_it_is_asked_for(start: Start):
 
     run = await start(Script(play), rows=2)
     await run.until(step=1, groups_in_flight=1)
-    assert await run.handle.execute_update(TrainRun.checkpoint) == "scripted/state-1"
+    answer: object = await run.handle.execute_update(TrainRun.checkpoint)
+    assert answer == "scripted/state-1"
     assert run.trainer.calls[-1] == "save_checkpoint state-1"
     gate.open()
     await run.result()

@@ -16,7 +16,7 @@ async def test_a_filtered_row_is_rejected_and_counts_only_in_raw_metrics(start: 
 
     def keep(group) -> bool:
         seen.append((group.row, group.rewards, group.version))
-        return max(group.rewards) < 3
+        return bool(max(group.rewards) < 3)
 
     run = await start(
         Script(play, keep=keep), rows=4, prompt_groups_per_step=2, max_head_offpolicy_versions=1

@@ -109,7 +109,7 @@ async def test_a_holder_that_falls_silent_is_noticed_and_replaced(
     """Its process is dead, or as good as: the run doesn't wait for it, nor for its requests."""
     monkeypatch.setattr(trainer_lease, "HOLD_HEARTBEAT", timedelta(seconds=1))
     beat = heartbeats._beat
-    holders: list[str] = []
+    holders: list[str | None] = []
 
     async def beat_unless_first(interval: timedelta) -> None:
         if activity.info().activity_type == "hold_lease":

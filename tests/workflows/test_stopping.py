@@ -1,6 +1,7 @@
 """How a run ends before its rows do: stop, drain, cancel."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,7 +128,7 @@ async def test_cancelling_a_run_cleans_up_without_a_final_checkpoint(
     assert run.trainer.calls[-2:] == ["publish policy-0000-e1", "close"]
     for name in ("row-0.0", "row-1.0", "lease-1", "eval-0"):
         child = tunable_farm.client.get_workflow_handle(f"{run.id}/{name}")
-        await until(lambda child=child: is_closed(child), lambda name=name: name)
+        await until(partial(is_closed, child), partial(str, name))
     await until(lambda: len(run.script.cancelled) == 5)
 
 

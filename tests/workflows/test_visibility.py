@@ -66,7 +66,7 @@ async def current_details(workflow: WorkflowHandle[Any, Any]) -> str:
 
 
 async def attributes(workflow: WorkflowHandle[Any, Any]) -> dict[SearchAttributeKey[Any], Any]:
-    found = (await workflow.describe()).typed_search_attributes
+    found: Any = (await workflow.describe()).typed_search_attributes
     return {key: found[key] for key in SEARCH_ATTRIBUTES if key in found}
 
 
