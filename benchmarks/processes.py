@@ -81,22 +81,13 @@ class Processes:
         """Let a process go on that has stopped itself."""
         self._running[name].send_signal(signal.SIGCONT)
 
-    def thaw_all(self) -> None:
-        for name in self._running:
-            if self.is_frozen(name):
-                self.thaw(name)
-
     def is_up(self, name: str) -> bool:
         process = self._running.get(name)
         return process is not None and process.poll() is None
 
-    def is_frozen(self, name: str) -> bool:
-        process = self._running.get(name)
-        if process is None:
-            return False
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-        return False
+    def frozen(self) -> list[str]:
+        """Those that have stopped themselves."""
+        return [name for name, process in self._running.items() if _is_stopped(process.pid)]
 
     @contextmanager
     def kept_up(self, delay: float = 1.0) -> Iterator[None]:
@@ -144,6 +135,12 @@ class Processes:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def _cpu(process: "subprocess.Popen[bytes]") -> float:

@@ -77,10 +77,10 @@ async def start(
 
 
 async def admission_opens(run: WorkflowHandle[TrainRun, RunResult]) -> None:
-    while (await run.query(TrainRun.status)).rows_total == 0:
-        await asyncio.sleep(0.2)
-    while (await run.query(TrainRun.status)).samples_in_flight == 0:
+    opened = False
+    while not opened:
         await asyncio.sleep(0.05)
+        opened = (await run.query(TrainRun.status)).samples_in_flight > 0
 
 
 def _cpu_per_rollout(

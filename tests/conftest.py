@@ -23,8 +23,6 @@ def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("temporal")
     port, ui_port = free_port(), free_port()
     command = start_command(find_binary(), folder / "temporal.db", port, ui_port)
-    # By default a server with one shard hands out tasks only every 50 ms.
-    command += ["--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen([*command, "--log-level", "error"], stdout=log, stderr=log)
     address = f"127.0.0.1:{port}"

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Literal
 
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
@@ -86,6 +86,8 @@ def trainer_worker(client: Client, activities: TrainerActivities) -> Worker:
         client,
         task_queue=TRAINER_QUEUE,
         activities=[activities.acquire_lease],
+        # A worker that stands still keeps what its pollers have been given until that times out.
+        activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
         graceful_shutdown_timeout=GRACE,
     )
 

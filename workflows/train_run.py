@@ -13,7 +13,12 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeUpdate
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    FailureError,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import Prepared, Publish, Published
@@ -299,8 +304,12 @@ class TrainRun:
         elif isinstance(error, ActivityError) and isinstance(error.cause, ApplicationError):
             cause = error.cause
             failure = ApplicationError(cause.message, type=cause.type, non_retryable=True)
-        else:
+        elif isinstance(error, FailureError) or is_cancelled_exception(error):
             return error
+        else:
+            # A fault of ours: raised as it is, it would fail the workflow task for ever.
+            text = f"{type(error).__name__}: {error}"
+            failure = ApplicationError(text, type="InternalError", non_retryable=True)
         return failure
 
     # Continue-as-new

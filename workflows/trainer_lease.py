@@ -24,6 +24,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.queues import TRAINER_QUEUE
 
 ACQUIRE_TIMEOUT = timedelta(minutes=15)
+ACQUIRE_HEARTBEAT = timedelta(seconds=5)
+"""A holder that stands still may be given its own successor's task before anybody else is."""
 HOLD_HEARTBEAT = timedelta(seconds=4)
 """How long a holder can be dead before it is known."""
 HOLD_TIMEOUT = timedelta(days=365)
@@ -60,7 +62,7 @@ class TrainerLease:
             AcquireLease(run=self._order.run, epoch=self._order.epoch),
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=ACQUIRE_TIMEOUT,
-            heartbeat_timeout=timedelta(seconds=10),
+            heartbeat_timeout=ACQUIRE_HEARTBEAT,
             retry_policy=RetryPolicy(maximum_attempts=3),
             summary=f"lease {self._order.epoch} · acquire",
         )

@@ -52,9 +52,6 @@ class Trouble:
     def met(self) -> bool:
         return self.file.with_suffix(".hit").exists() and not self.file.exists()
 
-    async def until_met(self) -> None:
-        await until(lambda: self.met, lambda: f"nobody came to {self.plan}", PATIENCE)
-
 
 @dataclass
 class Run:
@@ -137,6 +134,17 @@ class Chaos:
         self.troubles.append(trouble)
         return trouble
 
+    async def frozen(self, trouble: Trouble) -> str:
+        """Which process has come to the point, once it stands still there."""
+        names = self.stack.processes.frozen
+        await until(
+            lambda: trouble.met and bool(names()),
+            lambda: f"nobody came to {trouble.plan}",
+            PATIENCE,
+        )
+        (name,) = names()
+        return name
+
     async def fault(self, operation: str, kind: str, **details: Any) -> None:
         """Plan a fault of the emulator (everburn/emulator/faults.py)."""
         await self._emulator("POST", "faults", {"operation": operation, "kind": kind, **details})
@@ -192,7 +200,8 @@ class Chaos:
         """End what a failed test has left, and plan nothing any more."""
         for trouble in self.troubles:
             trouble.file.unlink(missing_ok=True)
-        self.stack.processes.thaw_all()
+        for name in self.stack.processes.frozen():
+            self.stack.processes.thaw(name)
         for run in self.runs:
             try:
                 await run.handle.terminate("its test is over")

@@ -137,9 +137,9 @@ def _wrap_store(points: Points) -> None:
     # Below the translation of errors, so that a full disk is met as it is.
     write = store._write_atomically
 
-    def write_at_point(path: Path, data: bytes) -> None:
+    def write_at_point(path: Path, data: bytes, *, once: bool) -> None:
         points.reach(f"before put {_key(path)}")
-        write(path, data)
+        write(path, data, once=once)
         points.reach(f"after put {_key(path)}")
 
     append = store.ArtifactStore.append_lines

@@ -50,7 +50,7 @@ async def test_the_service_dies_during_an_evaluation(chaos: Chaos) -> None:
     """The evaluation waits for its snapshot to be served again, and is then completed."""
     shard = chaos.plan("before put evaluations/000000/shard-0000.json", "freeze")
     run = await chaos.start(evaluation_dataset=HELD_OUT)
-    await shard.until_met()
+    await chaos.frozen(shard)
     chaos.stack.processes.kill("emulator")
     chaos.stack.processes.thaw("rollout")
     await chaos.survived(run)
@@ -59,9 +59,9 @@ async def test_the_service_dies_during_an_evaluation(chaos: Chaos) -> None:
 @pytest.mark.chaos
 async def test_the_service_dies_while_only_rollouts_run(chaos: Chaos) -> None:
     """Nothing trains, so that only the holder's looks can notice."""
-    chaos.plan("before put rollouts/row-000000.0/completion-0.parquet", "freeze")
+    rollout = chaos.plan("before put rollouts/row-000000.0/completion-0.parquet", "freeze")
     run = await chaos.start(rows=4)
-    await chaos.troubles[0].until_met()
+    await chaos.frozen(rollout)
     chaos.stack.processes.kill("emulator")
     chaos.stack.processes.thaw("rollout")
     await chaos.survived(run, steps=2)

@@ -55,7 +55,7 @@ async def test_the_orchestrator_dies_while_the_trainer_is_recovered(
     chaos.plan("after optim_step", skip=2)
     recovery = chaos.plan("before replay *", "freeze", skip=skip)
     run = await chaos.start(dcp_save_interval=0)
-    await recovery.until_met()
+    await chaos.frozen(recovery)
     chaos.stack.processes.kill("orchestrator")
     chaos.stack.processes.thaw("trainer")
     await chaos.survived(run)

@@ -9,8 +9,6 @@ from benchmarks.processes import Stack
 from chaos.harness import Chaos, process_command
 from support.waiting import until
 
-TRAINERS = ("trainer", "trainer-2")
-
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def standby(chaos_stack: Stack) -> AsyncIterator[None]:
@@ -19,11 +17,6 @@ async def standby(chaos_stack: Stack) -> AsyncIterator[None]:
     chaos_stack.processes.start("trainer-2", command)
     yield
     chaos_stack.processes.stop("trainer-2")
-
-
-def frozen(chaos: Chaos) -> str:
-    (name,) = (name for name in TRAINERS if chaos.stack.processes.is_frozen(name))
-    return name
 
 
 async def no_session_left(chaos: Chaos) -> None:
@@ -55,8 +48,7 @@ async def test_a_holder_that_comes_back_changes_nothing(
     current = point.endswith("current.json")
     moment = chaos.plan(point, "freeze", skip=2 if current else 0)
     run = await chaos.start(rows=12)
-    await moment.until_met()
-    late = frozen(chaos)
+    late = await chaos.frozen(moment)
     # Until another has taken the step that the holder was at.
     await run.until_step(3)
     records = [key for key in run.store.keys("publications/epoch-000002") if "current" not in key]
@@ -74,8 +66,7 @@ async def test_a_session_that_was_opened_too_late_is_closed(chaos: Chaos, standb
     """Its activity had been given up, and another worker holds the lease of the same epoch."""
     moment = chaos.plan("after open", "freeze")
     run = await chaos.start()
-    await moment.until_met()
-    late = frozen(chaos)
+    late = await chaos.frozen(moment)
     await run.until_step(1)
     chaos.stack.processes.thaw(late)
     await chaos.survived(run)

@@ -30,7 +30,7 @@ async def test_the_server_dies_between_a_write_and_its_report(
 ) -> None:
     moment = chaos.plan(point, "freeze")
     run = await chaos.start()
-    await moment.until_met()
+    await chaos.frozen(moment)
     chaos.stack.processes.kill("temporal")
     chaos.stack.processes.thaw(role)
     await chaos.survived(run)

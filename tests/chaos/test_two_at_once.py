@@ -17,7 +17,7 @@ async def test_two_die_after_an_update_that_nobody_heard_of(
 ) -> None:
     moment = chaos.plan("after optim_step", "freeze", skip=1)
     run = await chaos.start()
-    await moment.until_met()
+    await chaos.frozen(moment)
     for name in (first, second):
         chaos.stack.processes.kill(name)
     if "trainer" not in (first, second):
@@ -29,7 +29,7 @@ async def test_two_die_after_an_update_that_nobody_heard_of(
 async def test_everything_dies(chaos: Chaos) -> None:
     moment = chaos.plan("after put publications/*/000002.json", "freeze")
     run = await chaos.start()
-    await moment.until_met()
+    await chaos.frozen(moment)
     for name in PROCESSES:
         chaos.stack.processes.kill(name)
     await chaos.survived(run)
