@@ -315,6 +315,8 @@ class OptimizerStep:
         if checkpoint is not None:
             remember(state, CheckpointAt(step=state.step, path=checkpoint))
         state.reward = committed.reward if committed.reward is not None else state.reward
+        # A long step leaves more samples than fit beside its record.
+        await self.recorder.flush_producer_samples()
 
     def _metrics(
         self,

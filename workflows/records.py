@@ -32,7 +32,9 @@ HEARTBEAT_TIMEOUT = timedelta(seconds=4)
 """How long a writer can be dead before its write is done again: part of an orchestrator's recovery,
 and cheap, since writes are short."""
 MAX_SAMPLES = 6
-"""Producer samples that fit into one payload beside everything else."""
+"""Producer samples that fit into one payload of their own."""
+MAX_SAMPLES_BESIDE = 2
+"""Those that fit beside a step's record."""
 
 
 class Recorder:
@@ -72,16 +74,18 @@ class Recorder:
             RecordActivities.record_evaluation, order, f"evaluation of policy v{version}"
         )
 
-    def take_producer_samples(self) -> list[Any]:
-        """The samples that wait to be written; the caller writes them."""
-        samples = self._state.producer_samples[:MAX_SAMPLES]
+    def take_producer_samples(self, limit: int = MAX_SAMPLES_BESIDE) -> list[Any]:
+        """The first samples that wait to be written; the caller writes them."""
+        samples = self._state.producer_samples[:limit]
         del self._state.producer_samples[: len(samples)]
         return samples
 
     async def flush_producer_samples(self) -> None:
         """Write what waits."""
         while self._state.producer_samples:
-            order = RecordProducer(run=self._state.run, samples=self.take_producer_samples())
+            order = RecordProducer(
+                run=self._state.run, samples=self.take_producer_samples(MAX_SAMPLES)
+            )
             await self._execute(RecordActivities.record_producer, order, "producer metrics")
 
     async def finish(self, initial_version: int, final_version: int) -> None:
