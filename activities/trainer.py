@@ -57,7 +57,7 @@ PROBE_INTERVAL = 5.0
 """Seconds between looks whether the session still lives, also while nothing trains."""
 PROBE_TIMEOUT = 30.0
 """Seconds; a server under load answers late, a dead one never."""
-CLAIM_TIMEOUT = 60.0
+CLAIM_TIMEOUT = 30.0
 """Seconds after which a lease that nobody holds never will be."""
 LEASE_GRACE = timedelta(seconds=5)
 """For activities of a released lease to report their results."""

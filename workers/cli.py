@@ -284,6 +284,12 @@ def say(text: str) -> None:
 
 
 def main() -> None:
+    found = intruders()
+    if found and sys.argv[1:2] != ["doctor"]:
+        # Some of their modules would be taken for ours, and some not.
+        for name, text in found.items():
+            complain(f"package {name}: {text}")
+        sys.exit(UserError.exit_code)
     try:
         app(prog_name="everburn")
     except UserError as error:
@@ -291,8 +297,6 @@ def main() -> None:
         sys.exit(error.exit_code)
     except ImportError as error:
         complain(f"{error}: this environment lacks something; `everburn doctor` says what")
-        for name, text in intruders().items():
-            complain(f"package {name}: {text}")
         sys.exit(UserError.exit_code)
 
 
