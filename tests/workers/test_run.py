@@ -85,7 +85,7 @@ def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) ->
         "dataset": {"name": "sums:rows", "kwargs": {"count": 8000}},
         "evaluation_dataset": {"name": "sums:rows", "kwargs": {"count": 16}},
         "evaluation_interval": 1000,
-        "base_model": base_model.NAMES[0],
+        "base_model": base_model.TINY,
         "backend": "emulator",
         "lora_rank": 4,
         "prompt_groups_per_step": 2,
