@@ -3,7 +3,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format clean
+.PHONY: help run test chaos check format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,9 @@ run: $(INSTALLED) ## Train the arithmetic example from nothing, with everything 
 
 test: $(INSTALLED) ## Run all tests
 	$(BIN)/pytest -q --durations=10
+
+chaos: $(INSTALLED) ## Kill, freeze and starve real processes at every named point
+	$(BIN)/pytest -q tests/chaos -m "chaos or not chaos" --durations=10
 
 check: $(INSTALLED) ## Check format, lint and types
 	$(BIN)/ruff format --check .

@@ -86,7 +86,10 @@ async def open_serverless(config: "RunConfig") -> "Trainer":
 def preload() -> None:
     """Import what the first lease needs: the SDK, and what makes its requests."""
     importlib.import_module("everburn.learning.submissions")
-    importlib.import_module("fireworks.training.sdk")
+    sdk = importlib.import_module("fireworks.training.sdk")
+    # The SDK imports what is behind its names on their first use.
+    for name in ("FiretitanServiceClient", "Datum", "RequestFailedError"):
+        getattr(sdk, name)
 
 
 class TrainerActivities:

@@ -130,8 +130,10 @@ def _shuffled(draw: random.Random) -> list[str]:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went. seconds: from the first publication to the last."""
+    """How a run went. began: when admission opened, in seconds since the epoch. seconds: from the
+    first publication to the last."""
 
+    began: float
     seconds: float
     steps: int
     recoveries: list[Recovery]
@@ -147,12 +149,15 @@ async def course(steps: int, kills: list[Kill]) -> Course:
             with opened.processes.kept_up():
                 run = await _start(opened, folder, steps, executions)
                 handle = opened.client.get_workflow_handle_for(TrainRun.run, run.id)
-                killing = asyncio.create_task(_kill(opened, handle, kills))
+                await admission_opens(handle)
+                began = time.time()
+                killing = asyncio.create_task(_kill(opened, began, kills))
                 await handle.result()
                 await killing
                 await audit(run, opened, executions)
                 ledger = read_ledger(ArtifactStore.of(run))
                 return Course(
+                    began=began,
                     seconds=sum(entry.seconds for entry in ledger),
                     steps=len(ledger),
                     recoveries=await recoveries(
@@ -179,12 +184,11 @@ async def _start(opened: Stack, folder: Path, steps: int, executions: Path) -> R
     return RunRef(store=config["store"], id="goodput")
 
 
-async def _kill(opened: Stack, handle: Any, kills: list[Kill]) -> None:
-    await admission_opens(handle)
-    started = time.monotonic()
+async def _kill(opened: Stack, began: float, kills: list[Kill]) -> None:
     for kill in kills:
-        await asyncio.sleep(max(0.0, started + kill.at - time.monotonic()))
-        opened.processes.kill(kill.kind)
+        await asyncio.sleep(max(0.0, began + kill.at - time.time()))
+        if opened.processes.is_up(kill.kind):
+            opened.processes.kill(kill.kind)
 
 
 def _command(*arguments: str) -> list[str]:
@@ -225,7 +229,10 @@ async def measure(steps: int, seed: int) -> dict[str, Any]:
             kind: max(seconds for each, seconds in known if each == kind)
             for kind in sorted({kind for kind, _ in known})
         },
-        "kills": [asdict(recovery) for recovery in disturbed.recoveries],
+        "kills": [
+            asdict(recovery) | {"at": round(recovery.at - disturbed.began, 1)}
+            for recovery in disturbed.recoveries
+        ],
         "verified": True,
     }
 

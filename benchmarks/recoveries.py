@@ -25,6 +25,8 @@ class Recovery:
     """
 
     kind: str
+    at: float
+    """Seconds since the epoch."""
     seconds: float | None
     redone_s: float = 0.0
 
@@ -64,12 +66,12 @@ def _of_rollout_worker(death: Death, executions: Path) -> Recovery:
         min(call.at for call in calls if call.place == place and call.at > death.at)
         for place in interrupted
     ]
-    return Recovery("rollout", round(max(again, default=death.at) - death.at, 2))
+    return Recovery("rollout", death.at, round(max(again, default=death.at) - death.at, 2))
 
 
 def _of_orchestrator(death: Death, events: list[_Event]) -> Recovery:
     done = _first(events, death.at, "workflow_task_completed")
-    return Recovery("orchestrator", None if done is None else round(done - death.at, 2))
+    return Recovery("orchestrator", death.at, None if done is None else round(done - death.at, 2))
 
 
 def _of_trainer(death: Death, events: list[_Event]) -> Recovery:
@@ -83,12 +85,13 @@ def _of_trainer(death: Death, events: list[_Event]) -> Recovery:
         and event.summary.endswith("again")
     ]
     if not again:
-        return Recovery(death.name, None)
+        return Recovery(death.name, death.at, None)
     replays = [e for e in events if death.at < e.at < again[0] and "replay_step" in e.name]
     starts = [event.at for event in replays if event.name.startswith("started")]
     ends = [event.at for event in replays if event.name.startswith("completed")]
     redone = sum(ends) - sum(starts)
-    return Recovery(death.name, round(again[0] - death.at - redone, 2), round(redone, 2))
+    seconds = again[0] - death.at - redone
+    return Recovery(death.name, death.at, round(seconds, 2), round(redone, 2))
 
 
 def _first(events: list[_Event], after: float, name: str) -> float | None:
