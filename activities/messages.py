@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.ledger import AdamParams
 from everburn.metrics import Number
-from everburn.refs import GroupKey, RolloutOutcome, RolloutStatus, RunRef
+from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
 from everburn.run_folder import Owner
 
 
@@ -250,6 +250,8 @@ class CommitStep(Message):
     version: int
     """Published by this step."""
     epoch: int
+    attempts: int
+    """How often the step was begun."""
     updated: bool
     groups: str
     submissions: int
@@ -259,8 +261,8 @@ class CommitStep(Message):
     changes: dict[str, JsonValue]
     seconds: float
     metrics: dict[str, float | int]
-    rejected: str
-    """Groups rejected since the previous commit: their rewards count in raw metrics."""
+    rejected: RewardSum
+    """Completions of rows rejected since the previous commit: they count in raw metrics."""
     producer: list[ProducerSample]
 
 

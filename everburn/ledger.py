@@ -33,9 +33,11 @@ class AdamParams(BaseModel):
 class LedgerEntry(BaseModel):
     """Everything that optimizer step `step` was made of.
 
-    submissions: manifests in the order in which their gradients were added up; each lists its
-        groups with digests. version: published by this step. snapshot: of that version; the
-        previous one's when `updated` is false.
+    version: published by this step. attempts: how often the step was begun; a lost trainer begins
+        it again. groups: the batch, and digests: of each group's manifest, which names its
+        rollouts with theirs. submissions: manifests in the order in which their gradients were
+        added up. snapshot: of the version; the previous one's when `updated` is false. seconds:
+        since the previous publication.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -43,8 +45,10 @@ class LedgerEntry(BaseModel):
     step: int
     version: int
     epoch: int
+    attempts: int
     updated: bool
     groups: list[str]
+    digests: list[str]
     submissions: list[StoredRef]
     loss: str
     loss_config: dict[str, float | str | bool]
@@ -69,7 +73,8 @@ def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
         raise LedgerConflictError(f"step {entry.step} can't follow: step {missing} is missing")
     store.put_json(ledger_key(entry.step), entry.model_dump(mode="json"), once=True)
     found = read_entry(store, entry.step)
-    if (found.groups, found.submissions) != (entry.groups, entry.submissions):
+    made_of = (found.groups, found.digests, found.submissions)
+    if made_of != (entry.groups, entry.digests, entry.submissions):
         raise LedgerConflictError(
             f"step {entry.step} was committed with groups {found.groups} under epoch "
             f"{found.epoch}; epoch {entry.epoch} now brings {entry.groups}"

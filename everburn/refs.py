@@ -59,6 +59,16 @@ def group_workflow_id(run: str, key: GroupKey) -> str:
     return f"{run}/row-{key.cursor}.{key.attempt}"
 
 
+class RewardSum(Ref):
+    """Completions in numbers: how many, and the sum of their rewards."""
+
+    samples: int = 0
+    total: float = 0.0
+
+    def plus(self, samples: int, total: float) -> "RewardSum":
+        return RewardSum(samples=self.samples + samples, total=self.total + total)
+
+
 RolloutStatus = Literal["succeeded", "dropped", "failed"]
 """`dropped`: the rollout function returned None. `failed`: recoverable failures used up."""
 

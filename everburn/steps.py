@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from everburn import metrics
 from everburn.learning.group import GroupManifest, load_group
 from everburn.ledger import AdamParams, LedgerEntry, commit
-from everburn.refs import GroupKey, RunRef, submission_key
+from everburn.refs import GroupKey, RewardSum, RunRef, group_key, submission_key
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 
@@ -23,8 +23,9 @@ from everburn.store import ArtifactStore
 class StepOutcome:
     """What the workflow knows of a step that the store doesn't.
 
-    groups: the batch. rejected: groups rejected since the previous commit. submissions: how many
-    requests were sent. metrics: timings and what trainer and scheduler reported.
+    groups: the batch. rejected: completions of rows rejected since the previous commit. attempts:
+    how often the step was begun, once per lease. submissions: how many requests were sent. metrics:
+    timings and what trainer and scheduler reported.
     """
 
     step: int
@@ -32,7 +33,8 @@ class StepOutcome:
     epoch: int
     updated: bool
     groups: Sequence[GroupKey]
-    rejected: Sequence[GroupKey]
+    rejected: RewardSum
+    attempts: int
     submissions: int
     adam: AdamParams
     snapshot: str
@@ -51,7 +53,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
     store = ArtifactStore.of(run)
     config = stored_config(run)
     batch = [load_group(store, key) for key in outcome.groups]
-    rejected = [load_group(store, key) for key in outcome.rejected]
+    manifests = [store.ref(group_key(key)) for key in outcome.groups]
     parts = range(outcome.submissions)
     return commit(
         store,
@@ -60,7 +62,9 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             version=outcome.version,
             epoch=outcome.epoch,
             updated=outcome.updated,
+            attempts=outcome.attempts,
             groups=[key.text for key in outcome.groups],
+            digests=[ref.sha256 for ref in manifests],
             submissions=[
                 store.ref(submission_key(outcome.step, part, outcome.epoch)) for part in parts
             ],
@@ -71,7 +75,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             checkpoint=outcome.checkpoint,
             changes=outcome.changes,
             seconds=outcome.seconds,
-            metrics=outcome.metrics | batch_metrics(outcome, batch, rejected),
+            metrics=outcome.metrics | batch_metrics(outcome, batch),
         ),
     )
 
@@ -83,15 +87,15 @@ def record_step(store: ArtifactStore, entry: LedgerEntry) -> None:
 
 
 def batch_metrics(
-    outcome: StepOutcome, batch: Sequence[GroupManifest], rejected: Sequence[GroupManifest]
+    outcome: StepOutcome, batch: Sequence[GroupManifest]
 ) -> dict[str, float | int | bool]:
     """The `rollout/*` and `async/version_offset*` metrics of docs/metrics.md."""
     kept = [reward for group in batch for reward in group.rewards]
-    raw = kept + [reward for group in rejected for reward in group.rewards]
+    raw_samples = len(kept) + outcome.rejected.samples
     trained = [group for group in batch if group.datums]
     offsets = [outcome.version - 1 - group.version for group in batch]
     values: dict[str, float | int | bool] = {
-        "rollout/raw_samples": len(raw),
+        "rollout/raw_samples": raw_samples,
         "rollout/filtered_samples": len(kept),
         "rollout/kept_groups": len(trained),
         "rollout/datums": sum(group.datums for group in batch),
@@ -101,9 +105,10 @@ def batch_metrics(
         "async/version_offset_max": max(offsets),
         "async/submissions": outcome.submissions,
     }
-    if raw:
-        values["rollout/raw_reward"] = _mean(raw)
-        values["rollout/filter_ratio"] = 1 - len(kept) / len(raw)
+    if raw_samples:
+        total = math.fsum([*kept, outcome.rejected.total])
+        values["rollout/raw_reward"] = total / raw_samples
+        values["rollout/filter_ratio"] = 1 - len(kept) / raw_samples
     if kept:
         values["rollout/filtered_reward"] = _mean(kept)
     step_time = outcome.metrics.get("perf/step_time")

@@ -12,7 +12,7 @@ from everburn.checkpoints import eligible_checkpoints
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.submissions import SubmissionManifest
 from everburn.ledger import LedgerEntry, read_ledger
-from everburn.refs import GroupKey, RunRef
+from everburn.refs import GroupKey, RunRef, StoredRef, group_key
 from everburn.replay import replay_step
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
@@ -55,7 +55,7 @@ def check_records(run: RunRef) -> tuple[int, int]:
                     f"row {cursor} was trained twice: in steps {trained[cursor]} and {number}"
                 )
             trained[cursor] = number
-        _check_submissions(store, entry)
+        _check_files(store, entry)
     rejected = _rejected(store, set(trained))
     return len(trained), len(rejected)
 
@@ -108,9 +108,11 @@ def row_count(run: RunRef) -> int:
     return len(stored_rows(run, ROWS_KEY)) * stored_config(run).epochs
 
 
-def _check_submissions(store: ArtifactStore, entry: LedgerEntry) -> None:
+def _check_files(store: ArtifactStore, entry: LedgerEntry) -> None:
     """Every file that the step was made of still has its digest, and belongs to its batch."""
     batch = set(entry.groups)
+    for text, digest in zip(entry.groups, entry.digests, strict=True):
+        store.get(StoredRef(key=group_key(GroupKey.parse(text)), sha256=digest))
     for ref in entry.submissions:
         manifest = SubmissionManifest.model_validate(store.get_json(ref))
         for group_ref in manifest.groups:

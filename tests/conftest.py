@@ -10,11 +10,27 @@ import pytest
 from temporalio.client import Client
 
 from support.waiting import until
+from workers.exits import leave
 from workers.ports import free_port
 from workers.temporal_server import find_binary, start_command
 
 if TYPE_CHECKING:
     from support.emulator import RunningEmulator
+
+ENDING = pytest.StashKey[int]()
+"""The exit code of the session."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[ENDING] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # This process has been a client and a worker: exits.py says why it ends like one.
+    if ENDING in config.stash:
+        leave(config.stash[ENDING])
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from workers.errors import UserError
+from workers.exits import exit_code, leave
 from workers.packages import intruders
 
 if TYPE_CHECKING:
@@ -284,6 +285,16 @@ def say(text: str) -> None:
 
 
 def main() -> None:
+    """The process of a command."""
+    try:
+        run_command()
+    except SystemExit as ending:
+        leave(exit_code(ending))
+    leave(0)
+
+
+def run_command() -> None:
+    """Run what the arguments say; ends by SystemExit."""
     found = intruders()
     if found and sys.argv[1:2] != ["doctor"]:
         # Some of their modules would be taken for ours, and some not.

@@ -138,6 +138,9 @@ class Stack:
             if state.stays or others:
                 return
             time.sleep(POLL)
+        # It forgets its state when all services have ended, and ends itself a moment later.
+        while self.lives:
+            time.sleep(POLL)
 
     def __enter__(self) -> Self:
         return self

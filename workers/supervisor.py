@@ -29,6 +29,7 @@ import psutil
 from pydantic import BaseModel
 
 from everburn.backends import EMULATOR_URL_ENV
+from workers.exits import leave
 from workers.ports import HOST
 from workers.stack_folder import (
     FolderLock,
@@ -44,6 +45,9 @@ NAMESPACE = "default"
 POLL = 0.2
 START_TIMEOUT = 120.0
 """Seconds for a service to answer: importing torch on a busy machine takes its time."""
+ASK_TIMEOUT = 5.0
+"""Seconds for one answer. A connection to a server that isn't there yet may be accepted by nobody
+(a client can even meet itself on a port of the ephemeral range), and then never answers."""
 STOP_TIMEOUT = 15.0
 """Seconds for a service to go: more than the workers' grace period."""
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
@@ -202,13 +206,19 @@ class Supervisor:
 
     async def _answers(self, service: Service, asks: Callable[[], Awaitable[bool]]) -> None:
         deadline = time.monotonic() + START_TIMEOUT
-        while not await asks():
+        while not await self._asked(asks):
             if time.monotonic() > deadline:
                 raise StackFailure(
                     f"{service.name} doesn't answer {START_TIMEOUT:.0f} s after its start: "
                     f"{self._hint(service)}"
                 )
             await asyncio.sleep(POLL)
+
+    async def _asked(self, asks: Callable[[], Awaitable[bool]]) -> bool:
+        try:
+            return await asyncio.wait_for(asks(), ASK_TIMEOUT)
+        except TimeoutError:
+            return False
 
     async def _emulator_answers(self) -> bool:
         try:
@@ -351,4 +361,4 @@ def main(order: StackOrder) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(StackOrder.model_validate_json(sys.argv[1])))
+    leave(main(StackOrder.model_validate_json(sys.argv[1])))

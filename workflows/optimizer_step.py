@@ -29,7 +29,7 @@ with workflow.unsafe.imports_passed_through():
     from everburn.config import RunConfig
     from everburn.learning.schedules import learning_rate
     from everburn.ledger import AdamParams
-    from everburn.refs import encode_groups
+    from everburn.refs import RewardSum, encode_groups
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
     from workflows.records import Recorder
@@ -300,14 +300,15 @@ class OptimizerStep:
                 changes=state.changes,
                 seconds=metrics["perf/step_time"],
                 metrics=metrics,
-                rejected=encode_groups(state.rejected),
+                rejected=state.rejected,
+                attempts=state.losses + 1,
                 producer=self.recorder.take_producer_samples(),
             )
         )
         for group in state.queue.commit():
             state.cursor.resolve(group.c)
             state.again.pop(group.c, None)
-        state.rejected.clear()
+        state.rejected = RewardSum()
         state.changes.clear()
         state.step += 1
         state.losses = 0

@@ -98,9 +98,9 @@ class Producer:
                 self._accept(report)
             case "filtered":
                 state.counters.filter_drops += 1
-                self._reject(report.key)
+                self._reject(report)
             case "incomplete":
-                self._retry_or_reject(report.key)
+                self._retry_or_reject(report)
             case "fatal":
                 self._fail(report)
             case "cancelled":
@@ -284,19 +284,21 @@ class Producer:
             )
         )
 
-    def _retry_or_reject(self, key: GroupKey) -> None:
+    def _retry_or_reject(self, report: GroupReport) -> None:
+        key = report.key
         history = self._again(key)
         history.incomplete += 1
         if history.incomplete > self._config.max_incomplete_group_retries:
-            self._reject(key)
+            self._reject(report)
             return
         self._state.counters.incomplete_group_retries += 1
         self._state.retries.append(key.cursor)
 
-    def _reject(self, key: GroupKey) -> None:
-        self._state.admission.reject()
-        self._state.rejected.append(key)
-        self._resolve_rejected(key.cursor)
+    def _reject(self, report: GroupReport) -> None:
+        state = self._state
+        state.admission.reject()
+        state.rejected = state.rejected.plus(report.survivors, report.reward_sum)
+        self._resolve_rejected(report.key.cursor)
 
     def _resolve_rejected(self, cursor: int) -> None:
         self._state.counters.rows_rejected += 1

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from activities.messages import LeaseGrant, ProducerSample
 from everburn.config import RunConfig
-from everburn.refs import GroupKey, RunRef
+from everburn.refs import GroupKey, RewardSum, RunRef
 from everburn.scheduling.admission import Admission
 from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor
@@ -95,8 +95,8 @@ class RunState(BaseModel):
     """Rows with a reservation whose next attempt waits for free calls."""
     again: dict[int, RowHistory] = Field(default_factory=dict)
     """By cursor; rows begun once and never again aren't in it."""
-    rejected: list[GroupKey] = Field(default_factory=list)
-    """Since the last commit."""
+    rejected: RewardSum = RewardSum()
+    """Completions of rows rejected since the last commit."""
     producer_samples: list[ProducerSample] = Field(default_factory=list)
     """Not yet written."""
     producer_index: int = 0

@@ -1,6 +1,7 @@
 """The command line as real processes, in folders of their own."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ class Everburn:
                 stdout=output,
                 stderr=output,
                 text=True,
+                preexec_fn=_listen_to_interrupts,
             )
         self._started.append(process)
         return process
@@ -50,6 +52,13 @@ class Everburn:
     @property
     def output(self) -> str:
         return (self.folder / "output.txt").read_text()
+
+    def told(self) -> str:
+        """The output, and the end of each log of the stack, for the person who reads a failure."""
+        parts = [self.output]
+        for log in sorted((self.folder / ".everburn" / "logs").glob("*.log")):
+            parts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}")
+        return "\n".join(parts)
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs in the folder: commands, the stack, and what they started."""
@@ -67,6 +76,11 @@ class Everburn:
 
     def _command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "workers.cli", *arguments]
+
+
+def _listen_to_interrupts() -> None:
+    # A shell script's background jobs ignore SIGINT, tests that run as one too.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def environment_of_tests() -> dict[str, str]:

@@ -5,6 +5,7 @@ import signal
 from support.command_line import Everburn, wait_until
 from workers.ports import free_port
 from workers.stack_folder import StackFolder, StackState
+from workers.supervisor import START_TIMEOUT
 
 SERVICES = {"temporal", "emulator", "orchestrator", "rollout", "trainer"}
 
@@ -22,7 +23,12 @@ def state(everburn: Everburn) -> StackState:
 
 
 def wait_for_stack(everburn: Everburn) -> StackState:
-    wait_until(lambda: "(supervisor pid" in everburn.output, "the stack to be up")
+    wait_until(
+        lambda: "(supervisor pid" in everburn.output or "error:" in everburn.output,
+        "the stack to be up, or the reason why it isn't",
+        timeout=START_TIMEOUT + 30,
+    )
+    assert "(supervisor pid" in everburn.output, everburn.told()
     found = state(everburn)
     assert found.phase == "running"
     return found
