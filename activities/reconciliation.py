@@ -30,11 +30,13 @@ class ReconciliationActivities:
         finished: list[FinishedGroup] = []
         dead: list[GroupKey] = []
         for key in decode_groups(order.groups):
+            # In this order: a group that ends meanwhile has left its manifest before.
+            is_open = await self._is_open(group_workflow_id(order.run.id, key))
             with final_errors(StoreError):
                 found = await asyncio.to_thread(_finished, store, key)
             if found is not None:
                 finished.append(found)
-            elif not await self._is_open(group_workflow_id(order.run.id, key)):
+            elif not is_open:
                 dead.append(key)
         return Reconciled(
             finished=finished[:MAX_FINISHED],

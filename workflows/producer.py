@@ -44,11 +44,19 @@ class Producer:
         self.open = False
         """Admission is closed until weights and version are live."""
         self._starting: set[asyncio.Task[None]] = set()
+        self._unborn: set[int] = set()
+        """Rows whose group the server hasn't started yet: looked for, it wouldn't be found."""
 
     @property
     def settled(self) -> bool:
         """Whether all children that were asked for have been started."""
         return not self._starting
+
+    @property
+    def groups_out(self) -> list[GroupKey]:
+        """The groups in flight whose workflows have been started."""
+        out = self._state.out.items()
+        return [GroupKey(cursor=c, attempt=o.attempt) for c, o in out if c not in self._unborn]
 
     def start(self) -> None:
         """Open admission; the policy version is live."""
@@ -198,6 +206,7 @@ class Producer:
         if history is not None:
             history.attempts += 1
         self._state.out[cursor] = GroupOut(attempt=key.attempt, version=version)
+        self._unborn.add(cursor)
         self._track(self._start_group(key, version))
 
     def _track(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -230,6 +239,9 @@ class Producer:
         except WorkflowAlreadyStartedError:
             # Ids are never reused within a run, so this one is ours: it will report.
             return
+        finally:
+            self._unborn.discard(key.cursor)
+        self._state.progress_at = workflow.time()
         child.add_done_callback(lambda task: self._on_child_closed(key, task))
 
     def _attributes(self, key: GroupKey, version: int) -> TypedSearchAttributes | None:
@@ -247,15 +259,18 @@ class Producer:
 
     def _on_child_closed(self, key: GroupKey, child: "asyncio.Task[None]") -> None:
         """A child that ended without reporting (terminated, timed out) is run again."""
-        if not child.cancelled() and child.exception() is None:
-            return
-        self.on_group_dead(key)
+        if child.cancelled():
+            self.on_group_dead(key, "cancelled")
+        elif (error := child.exception()) is not None:
+            self.on_group_dead(key, str(error.__cause__ or error))
 
-    def on_group_dead(self, key: GroupKey) -> None:
+    def on_group_dead(self, key: GroupKey, why: str = "closed") -> None:
         """A group's workflow ended without leaving anything: the row is run again."""
         if self._out(key) is None:
             return
-        workflow.logger.warning("group %s ended without a report; it is run again", key.text)
+        workflow.logger.warning(
+            "group %s ended without a report (%s); it is run again", key.text, why
+        )
         out = self._state.out.pop(key.cursor)
         self._state.admission.release(self._config.completions_per_prompt - out.released)
         self._again(key)

@@ -22,6 +22,8 @@ with workflow.unsafe.imports_passed_through():
 
 INTERVAL = 30.0
 """Seconds between looks; each costs a dozen events of history."""
+GROUPS_PER_LOOK = 150
+"""Groups whose names fit into one payload."""
 NO_PROGRESS = 300.0
 """Seconds without any progress after which the run says so."""
 
@@ -60,20 +62,31 @@ class Watchdog:
 
     async def _look(self) -> None:
         state = self._state
-        out = [GroupKey(cursor=cursor, attempt=o.attempt) for cursor, o in state.out.items()]
+        out = self._producer.groups_out
+        for start in range(0, max(1, len(out)), GROUPS_PER_LOOK):
+            await self._look_after(out[start : start + GROUPS_PER_LOOK])
+        quiet = workflow.time() - state.progress_at
+        if quiet >= NO_PROGRESS and self._told != state.progress_at:
+            self._told = state.progress_at
+            minutes = round(quiet / 60)
+            state.note(f"nothing has moved for {minutes} min; waiting for {state.waiting_for}")
+
+    async def _look_after(self, groups: list[GroupKey]) -> None:
+        """Look for some groups, for the lease and for the evaluation."""
+        state = self._state
         lease = self._trainer.workflow_id if state.epoch and not self._trainer.lost else None
         found: Reconciled = await workflow.execute_activity_method(
             ReconciliationActivities.reconcile,
             Reconcile(
                 run=state.run,
-                groups=encode_groups(out),
+                groups=encode_groups(groups),
                 lease=lease,
                 evaluation=self._evaluations.workflow_id,
             ),
             task_queue=ORCHESTRATOR_QUEUE,
             start_to_close_timeout=timedelta(minutes=2),
             heartbeat_timeout=timedelta(seconds=10),
-            summary=f"look after {len(out)} groups",
+            summary=f"look after {len(groups)} groups",
         )
         for group in found.finished:
             self._producer.on_group_finished(
@@ -95,8 +108,3 @@ class Watchdog:
                 version=state.evaluating, metrics={}, error="its workflow ended without a report"
             )
             await self._evaluations.on_finished(report)
-        quiet = workflow.time() - state.progress_at
-        if quiet >= NO_PROGRESS and self._told != state.progress_at:
-            self._told = state.progress_at
-            minutes = round(quiet / 60)
-            state.note(f"nothing has moved for {minutes} min; waiting for {state.waiting_for}")

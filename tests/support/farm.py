@@ -48,7 +48,7 @@ from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
 
-SLOTS = 100
+SLOTS = 1100
 _numbers = itertools.count(1)
 
 
