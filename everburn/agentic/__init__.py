@@ -1,0 +1,1 @@
+"""Rollouts of several turns: token assembly, rendering, a tool loop, an endpoint for harnesses."""
