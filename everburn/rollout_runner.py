@@ -28,6 +28,7 @@ from everburn.refs import (
     rollout_key,
 )
 from everburn.rollouts import (
+    RecoverableRolloutError,
     RolloutFn,
     RolloutRun,
     RolloutSetup,
@@ -88,7 +89,12 @@ class RolloutRunner:
         log = CallLog(self.store, call_log_key(group, completion)) if self._records else None
         scope = CompletionScope(where, version, log=log)
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
-        finished = await self._call(row, context, scope, self.config.rollout_timeout)
+        try:
+            finished = await self._call(row, context, scope, self.config.rollout_timeout)
+        except RecoverableRolloutError as error:
+            if error.sample_afresh and log is not None:
+                log.forget()
+            raise
         if finished is None:
             return self._outcome(completion, "dropped", log)
         record = self._record(finished, group, position, completion, version)

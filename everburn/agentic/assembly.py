@@ -20,7 +20,9 @@ OnBranch = Literal["split", "reject"]
 
 class TraceIntegrityError(RecoverableRolloutError):
     """A prompt doesn't continue the tokens that were kept, and the task asked for one unbroken
-    trace. The completion is retried, then dropped."""
+    trace. The completion is retried with other samples, then dropped."""
+
+    sample_afresh = True
 
 
 @dataclass(frozen=True, slots=True)
