@@ -1,14 +1,17 @@
 """The log of a completion's sampling calls, so that a retry repeats none of them.
 
-A completion that is run again (its worker died) asks the same questions in the same order; as long
-as it does, the log answers. From the first question that differs on, everything is sampled
-afresh. Owns the log's file and the matching. Doesn't own sampling (sampling.py).
+A completion that is run again (its worker died) asks the same questions as long as its course is
+the same, and those the log answers. Once something differs, so do the prompts from there on, which
+hold what was said before: they are sampled afresh. Matching is by question and not by order, since
+an agent may ask several at once. Owns the log's file and the matching. Doesn't own sampling
+(sampling.py).
 """
 
 import asyncio
 import hashlib
 import json
 import logging
+from collections import defaultdict, deque
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -40,26 +43,28 @@ class CallLog:
     def __init__(self, store: ArtifactStore, key: str) -> None:
         self._store = store
         self._key = key
-        self._recorded = {call.index: call for call in _read(store, key)}
+        self._recorded: defaultdict[str, deque[LoggedCall]] = defaultdict(deque)
+        for call in _read(store, key):
+            self._recorded[call.digest].append(call)
         self._next = 0
+        self._writing = asyncio.Lock()
         self.reused = 0
 
     def ask(self, digest: str) -> tuple[int, LoggedCall | None]:
-        """The index of the next call, and its recorded answer if the question is the same."""
+        """The index of the next call, and a recorded answer to its question, each given once."""
         index, self._next = self._next, self._next + 1
-        call = self._recorded.get(index)
-        if call is None or call.digest != digest:
-            # The course has changed: what was recorded from here on answers other questions.
-            self._recorded.clear()
+        answers = self._recorded[digest]
+        if not answers:
             return index, None
         self.reused += 1
-        return index, call
+        return index, answers.popleft()
 
     async def note(self, call: LoggedCall) -> None:
         """Keep a finished call, if the store has room: a retry would merely repeat it."""
         line = call.model_dump_json()
         try:
-            await asyncio.to_thread(self._store.append_lines, self._key, [line])
+            async with self._writing:
+                await asyncio.to_thread(self._store.append_lines, self._key, [line])
         except StoreFullError as error:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 

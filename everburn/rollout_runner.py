@@ -7,6 +7,7 @@ loop it runs on (user_loop.py) or what a group makes of it (learning/group.py).
 
 import asyncio
 import copy
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from everburn.refs import (
     rollout_key,
 )
 from everburn.rollouts import (
+    RecoverableRolloutError,
     RolloutFn,
     RolloutRun,
     RolloutSetup,
@@ -87,7 +89,12 @@ class RolloutRunner:
         log = CallLog(self.store, call_log_key(group, completion)) if self._records else None
         scope = CompletionScope(where, version, log=log)
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
-        finished = await self._call(row, context, scope, self.config.rollout_timeout)
+        try:
+            finished = await self._call(row, context, scope, self.config.rollout_timeout)
+        except RecoverableRolloutError as error:
+            if error.sample_afresh and log is not None:
+                log.forget()
+            raise
         if finished is None:
             return self._outcome(completion, "dropped", log)
         record = self._record(finished, group, position, completion, version)
@@ -102,15 +109,7 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, and whatever the function raises.
         """
         row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
-        context = {
-            "cursor_index": index,
-            "row_index": index,
-            "epoch": 0,
-            "rollout_idx": 0,
-            "sample_index": index,
-            "end_of_epoch": False,
-            "evaluation": True,
-        }
+        context = evaluation_context(index)
         where = f"run {self.run.id} · evaluation row {index}"
         scope = CompletionScope(where, version, self.config.evaluation_temperature)
         finished = await self._call(row, context, scope, self.config.rollout_timeout)
@@ -126,13 +125,21 @@ class RolloutRunner:
         }
 
     def evaluation_rollout_fn(self, version: int) -> RolloutFn:
-        """The rollout function as an evaluation function calls it: pinned to a version."""
+        """The rollout function as an evaluation function calls it: pinned to a version.
+
+        Called with a row, and any of the context parameters in place of those that it gets
+        otherwise: calls are numbered as held-out rows are.
+        """
+        numbers = itertools.count()
 
         async def rollout_fn(sample_prompt: Row, **context: Any) -> RolloutRun | None:
+            number = next(numbers)
             scope = CompletionScope(
-                f"run {self.run.id} · evaluation", version, self.config.evaluation_temperature
+                f"run {self.run.id} · evaluation call {number}",
+                version,
+                self.config.evaluation_temperature,
             )
-            given = {"evaluation": True} | context
+            given = evaluation_context(number) | context
             finished = await self._call(sample_prompt, given, scope, self.config.rollout_timeout)
             return None if finished is None else finished.run
 
@@ -208,6 +215,19 @@ class RolloutRunner:
             if flag
         ]
         return str(self._tokenizer.decode(trained, skip_special_tokens=True))
+
+
+def evaluation_context(index: int) -> dict[str, Any]:
+    """The context parameters of the index-th held-out row: each is drawn once."""
+    return {
+        "cursor_index": index,
+        "row_index": index,
+        "epoch": 0,
+        "rollout_idx": 0,
+        "sample_index": index,
+        "end_of_epoch": False,
+        "evaluation": True,
+    }
 
 
 def make_rollout_fn(config: RunConfig, tokenizer: Any, sampler: Sampler) -> RolloutFn:

@@ -34,7 +34,13 @@ CONTEXT_PARAMETERS = (
 
 
 class RecoverableRolloutError(Exception):
-    """Raise it when a draw failed through no fault of the task: it is retried, then dropped."""
+    """Raise it when a draw failed through no fault of the task: it is retried, then dropped.
+
+    A retry gets the sampling calls that were finished back, unless the class says that it was
+    they that failed: then `sample_afresh` is true.
+    """
+
+    sample_afresh = False
 
 
 class InvalidRolloutError(ValueError):

@@ -46,15 +46,35 @@ async def test_a_retry_that_asks_the_same_gets_the_recorded_answers(tmp_path: Pa
     assert retry.reused == 2
 
 
-async def test_from_the_first_question_that_differs_everything_is_fresh(tmp_path: Path) -> None:
+async def test_a_question_that_differs_is_fresh(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
-    await a_log_of(store, [1], [2], [3])
+    await a_log_of(store, [1], [2])
     retry = CallLog(store, KEY)
 
     assert retry.ask(question_digest([1], {}))[1] is not None
     assert retry.ask(question_digest([99], {}))[1] is None
-    assert retry.ask(question_digest([3], {}))[1] is None
     assert retry.reused == 1
+
+
+async def test_questions_that_are_asked_at_once_find_their_answers_in_any_order(
+    tmp_path: Path,
+) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await a_log_of(store, [1], [2])
+    retry = CallLog(store, KEY)
+
+    assert retry.ask(question_digest([2], {})) == (0, a_call(1, [2]))
+    assert retry.ask(question_digest([1], {})) == (1, a_call(0, [1]))
+
+
+async def test_each_answer_is_given_once(tmp_path: Path) -> None:
+    """A prompt that is sampled twice gets two samples, also in a retry."""
+    store = ArtifactStore(str(tmp_path))
+    await a_log_of(store, [1], [1])
+    retry = CallLog(store, KEY)
+
+    asked = [retry.ask(question_digest([1], {}))[1] for _ in range(3)]
+    assert asked == [a_call(0, [1]), a_call(1, [1]), None]
 
 
 async def test_parameters_are_part_of_the_question(tmp_path: Path) -> None:

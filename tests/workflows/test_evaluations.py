@@ -59,6 +59,19 @@ async def test_evaluations_run_at_the_start_at_intervals_and_at_the_end_once_eac
     assert [r["eval/skill"] for r in run.metrics() if "eval/skill" in r] == [0, 0.2, 0.3]
 
 
+async def test_an_evaluation_function_needs_no_context_to_draw(start: Start):
+    """The scripted rollout function requires a cursor and a rollout index."""
+
+    async def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
+        drawn = [await rollout_fn({}), await rollout_fn({}), await rollout_fn({}, cursor_index=7)]
+        return {"drawn": len(drawn)}
+
+    run = await start(Script(evaluate=evaluate), rows=1)
+    await run.result()
+    drawn = [(d.row, d.completion) for d in run.script.begun if d.evaluation]
+    assert drawn[:3] == [(0, 0), (1, 0), (7, 0)]
+
+
 async def test_the_last_step_is_not_evaluated_twice(start: Start):
     evaluated = []
 

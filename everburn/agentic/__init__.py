@@ -1,0 +1,26 @@
+"""Rollouts of several turns: token assembly, formats, tools, a tool loop."""
+
+from everburn.agentic.assembly import Assembled, Call, TraceIntegrityError, assemble
+from everburn.agentic.formats import Format, FormatError, RendererFormat, TextFormat
+from everburn.agentic.messages import Message, Reply, ToolCall
+from everburn.agentic.tool_loop import Episode, Limits, run_tool_loop
+from everburn.agentic.tools import Tool, ToolResult
+
+__all__ = [
+    "Assembled",
+    "Call",
+    "Episode",
+    "Format",
+    "FormatError",
+    "Limits",
+    "Message",
+    "RendererFormat",
+    "Reply",
+    "TextFormat",
+    "Tool",
+    "ToolCall",
+    "ToolResult",
+    "TraceIntegrityError",
+    "assemble",
+    "run_tool_loop",
+]

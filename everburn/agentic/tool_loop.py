@@ -1,0 +1,298 @@
+"""The tool loop: ask the policy, run the tools that it calls, tell it what they said, ask again.
+
+Owns the order of turns, the limits, and how an episode ends: each way has its name. Doesn't own
+how messages become tokens (formats.py), what tools do (tools.py) or which tokens are trained
+(assembly.py).
+
+A completion that is run again gets its finished sampling calls back (everburn/call_log.py), as long
+as its prompts are the same. Its tools are run again, which rebuilds the environment's state; so a
+completion killed in turn n goes on in turn n if its tools answer as they did.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+from everburn.agentic.assembly import Call, OnBranch, assemble
+from everburn.agentic.formats import Format
+from everburn.agentic.messages import Message, Reply, ToolCall, tool_message
+from everburn.agentic.tools import Tool, ToolArgumentsError, ToolFunction, ToolResult
+from everburn.rollouts import (
+    PromptTooLongError,
+    RecoverableRolloutError,
+    RolloutRun,
+    RolloutSetup,
+)
+
+T = TypeVar("T")
+
+Ended = Literal["reply", "done", "turns", "seconds", "tokens", "truncated", "context"]
+"""How an episode ended.
+
+reply: the policy answered without a tool call, and the environment had nothing to say.
+done: a tool or the environment ended it. turns, seconds, tokens: a limit of the loop.
+truncated: an answer was cut off at max_tokens; its tool calls weren't run.
+context: the next prompt leaves no room within max_seq_len.
+"""
+
+MaybeAwaitable: TypeAlias = T | Awaitable[T]
+Answer = str | ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where an episode ends at the latest.
+
+    turns: sampling calls. seconds: of the whole episode. tokens: sampled in all turns together.
+    tool_seconds: of one tool call; one that takes longer has failed.
+    """
+
+    turns: int = 16
+    seconds: float | None = None
+    tokens: int | None = None
+    tool_seconds: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "seconds", "tokens", "tool_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"Limits.{name} is {value}; it must be above zero")
+
+
+@dataclass(slots=True)
+class Episode:
+    """What happened between the policy and its environment.
+
+    messages: the whole conversation. calls: the sampling calls, exact tokens. ended: how.
+    tool_calls: those that were run. malformed: those that couldn't be. failed: of those run,
+    those that raised or took too long.
+    """
+
+    messages: list[Message]
+    calls: list[Call] = field(default_factory=list)
+    ended: Ended = "reply"
+    tool_calls: int = 0
+    malformed: int = 0
+    failed: int = 0
+
+    @property
+    def answer(self) -> str:
+        """The text of the policy's last answer."""
+        said = [m["content"] for m in self.messages if m["role"] == "assistant"]
+        return str(said[-1]) if said else ""
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(call.tokens) for call in self.calls)
+
+    def run(
+        self,
+        reward: float,
+        info: dict[str, Any] | None = None,
+        on_branch: OnBranch = "split",
+    ) -> RolloutRun:
+        """The rollout, with its reward. `info` comes on top of what the loop has counted.
+
+        Raises:
+            RecoverableRolloutError: the time ran out before anything was sampled.
+            TraceIntegrityError: under "reject", a conversation that had to be rendered anew.
+        """
+        assembled = assemble(self.calls, reward, on_branch)
+        if not assembled.segments:
+            raise RecoverableRolloutError(f"nothing was sampled ({self.ended})")
+        counts = {
+            "ended": self.ended,
+            "turns": len(self.calls),
+            "tool_calls": self.tool_calls,
+            "malformed_calls": self.malformed,
+            "failed_calls": self.failed,
+            "boundaries": assembled.boundaries.as_info(),
+        }
+        return RolloutRun(assembled.segments, answer=self.answer, info=counts | (info or {}))
+
+
+def say_what_is_wrong(call: ToolCall) -> Answer:
+    """The usual answer to a tool call that can't be run."""
+    return f"Error: the call of {call.name or 'a tool'} can't be run: {call.problem}."
+
+
+def say_what_failed(call: ToolCall, error: Exception) -> Answer:
+    """The usual answer to a tool call that raised or took too long."""
+    return f"Error: {call.name} failed: {type(error).__name__}: {error}"
+
+
+def end_at_reply(reply: Reply) -> Answer | None:
+    """The usual answer to a reply without tool calls: none, the episode ends."""
+    return None
+
+
+async def run_tool_loop(
+    setup: RolloutSetup,
+    format: Format,
+    messages: Sequence[Message],
+    tools: Sequence[Tool | ToolFunction] = (),
+    limits: Limits = Limits(),
+    sampling: dict[str, Any] | None = None,
+    on_malformed: Callable[[ToolCall], MaybeAwaitable[Answer]] = say_what_is_wrong,
+    on_failure: Callable[[ToolCall, Exception], MaybeAwaitable[Answer]] = say_what_failed,
+    on_reply: Callable[[Reply], MaybeAwaitable[Answer | None]] = end_at_reply,
+) -> Episode:
+    """Let the policy act until the episode ends.
+
+    tools: functions, or `Tool`s made of them. Calls of one answer are run one after another.
+    sampling: settings of `sampler.sample` on top of the run's.
+    on_malformed: answers a call that can't be read, names no tool or doesn't fit its parameters.
+    on_failure: answers a call whose tool raised, or took longer than `tool_seconds` (TimeoutError).
+    on_reply: answers what calls no tool; None ends the episode.
+    Each may be async, return text or a ToolResult that ends the episode, or raise.
+
+    Raises:
+        PromptTooLongError: the first prompt leaves no room.
+        RecoverableRolloutError: whatever a tool raises of it isn't the policy's fault, and isn't
+            answered.
+        Whatever sampling and the `on_...` functions raise.
+    """
+    loop = _ToolLoop(
+        setup,
+        format,
+        {tool.name: tool for tool in map(_as_tool, tools)},
+        limits,
+        setup.sampling_kwargs | (sampling or {}),
+        on_malformed,
+        on_failure,
+        on_reply,
+        Episode(list(messages)),
+    )
+    try:
+        async with asyncio.timeout(limits.seconds) as clock:
+            loop.episode.ended = await loop.turns()
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        loop.episode.ended = "seconds"
+    return loop.episode
+
+
+@dataclass(slots=True)
+class _ToolLoop:
+    """One episode in progress."""
+
+    setup: RolloutSetup
+    format: Format
+    tools: dict[str, Tool]
+    limits: Limits
+    sampling: dict[str, Any]
+    on_malformed: Callable[[ToolCall], MaybeAwaitable[Answer]]
+    on_failure: Callable[[ToolCall, Exception], MaybeAwaitable[Answer]]
+    on_reply: Callable[[Reply], MaybeAwaitable[Answer | None]]
+    episode: Episode
+    ids: int = 0
+
+    async def turns(self) -> Ended:
+        episode, specs = self.episode, [tool.spec for tool in self.tools.values()]
+        prompt = self.format.render(episode.messages, specs)
+        while True:
+            ended = await self._sample(prompt)
+            if ended is not None:
+                return ended
+            last = episode.calls[-1]
+            reply = self._identified(self.format.parse(prompt, last.tokens, specs))
+            episode.messages.append(reply.as_message())
+            if last.truncated:
+                return "tokens" if self._tokens_left() == 0 else "truncated"
+            known = len(episode.messages)
+            ended = await self._answer(reply)
+            if ended is not None:
+                return ended
+            new = episode.messages[known:]
+            extended = self.format.extend(prompt, last.tokens, new, specs)
+            if extended is None:
+                extended = self.format.render(episode.messages, specs)
+            prompt = extended
+
+    async def _sample(self, prompt: list[int]) -> Ended | None:
+        """One sampling call, unless a limit forbids it."""
+        if len(self.episode.calls) >= self.limits.turns:
+            return "turns"
+        left = self._tokens_left()
+        if left == 0:
+            return "tokens"
+        settings = {"stop": self.format.stop} | self.sampling
+        if left is not None:
+            settings["max_tokens"] = min(settings["max_tokens"], left)
+        try:
+            sample = await self.setup.sampler.sample(prompt, **settings)
+        except PromptTooLongError:
+            if not self.episode.calls:
+                raise
+            return "context"
+        self.episode.calls.append(Call.of(prompt, sample))
+        return None
+
+    def _tokens_left(self) -> int | None:
+        if self.limits.tokens is None:
+            return None
+        return max(0, self.limits.tokens - self.episode.sampled_tokens)
+
+    def _identified(self, reply: Reply) -> Reply:
+        """Every call has an id, the same one in every attempt."""
+        calls = []
+        for call in reply.tool_calls:
+            calls.append(replace(call, id=call.id or f"call_{self.ids}"))
+            self.ids += 1
+        return replace(reply, tool_calls=tuple(calls))
+
+    async def _answer(self, reply: Reply) -> Ended | None:
+        """What the environment says to an answer, as messages."""
+        if not reply.tool_calls:
+            said: Answer | None = await _awaited(self.on_reply(reply))
+            if said is None:
+                return "reply"
+            result = _as_result(said)
+            self.episode.messages.append({"role": "user", "content": result.content})
+            return "done" if result.done else None
+        for call in reply.tool_calls:
+            result = await self._result(call)
+            self.episode.messages.append(tool_message(call, result.content))
+            if result.done:
+                return "done"
+        return None
+
+    async def _result(self, call: ToolCall) -> ToolResult:
+        tool = self.tools.get(call.name or "")
+        if call.problem is None and tool is None:
+            call = replace(
+                call, problem=f"there is no such tool; there are {', '.join(self.tools)}"
+            )
+        if call.problem is None and tool is not None:
+            try:
+                async with asyncio.timeout(self.limits.tool_seconds) as clock:
+                    result = await tool.call(call.arguments or {})
+                self.episode.tool_calls += 1
+                return result
+            except ToolArgumentsError as error:
+                call = replace(call, problem=str(error))
+            except RecoverableRolloutError:
+                raise
+            except Exception as error:
+                if isinstance(error, TimeoutError) and clock.expired():
+                    error = TimeoutError(f"no result within {self.limits.tool_seconds:g} s")
+                self.episode.tool_calls += 1
+                self.episode.failed += 1
+                return _as_result(await _awaited(self.on_failure(call, error)))
+        self.episode.malformed += 1
+        return _as_result(await _awaited(self.on_malformed(call)))
+
+
+def _as_tool(tool: Tool | ToolFunction) -> Tool:
+    return tool if isinstance(tool, Tool) else Tool.of(tool)
+
+
+def _as_result(answer: Answer) -> ToolResult:
+    return answer if isinstance(answer, ToolResult) else ToolResult(answer)
+
+
+async def _awaited(value: MaybeAwaitable[T]) -> T:
+    return cast(T, await value if inspect.isawaitable(value) else value)

@@ -1,0 +1,145 @@
+"""Tools: Python functions that the policy calls by name.
+
+Owns what a function's signature says of a tool (name, description, JSON schema), the check of
+arguments against it, and the call itself. Doesn't own when tools are called or how their failures
+are answered (tool_loop.py).
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool answers. done: the episode ends here; the policy isn't asked again."""
+
+    content: str
+    done: bool = False
+
+
+ToolFunction = Callable[..., "str | ToolResult | Awaitable[str | ToolResult]"]
+
+
+class ToolArgumentsError(ValueError):
+    """Arguments that a tool doesn't take; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function as the policy sees it; made by `Tool.of`.
+
+    spec: in OpenAI's form. arguments: their model.
+    """
+
+    name: str
+    spec: dict[str, Any]
+    function: ToolFunction
+    arguments: type[BaseModel]
+
+    @classmethod
+    def of(cls, function: ToolFunction, name: str | None = None) -> "Tool":
+        """A tool of a function: its name, docstring and annotated parameters.
+
+        The function may block: it runs on a thread of its own. It may be async, and then may
+        not block.
+
+        Raises:
+            TypeError: a parameter isn't annotated, or can't be passed by name.
+        """
+        name = name or function.__name__
+        model = _arguments_model(function, name)
+        schema = model.model_json_schema(schema_generator=_Untitled)
+        spec = {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": inspect.getdoc(function) or "",
+                "parameters": {k: v for k, v in schema.items() if k != "title"},
+            },
+        }
+        return cls(name, spec, function, model)
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        """Call the function with what the policy wrote.
+
+        Raises:
+            ToolArgumentsError, and whatever the function raises.
+        """
+        try:
+            read = self.arguments.model_validate(arguments)
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ToolArgumentsError("; ".join(problems)) from None
+        values = {name: getattr(read, name) for name in type(read).model_fields}
+        if inspect.iscoroutinefunction(self.function):
+            answer = await self.function(**values)
+        else:
+            answer = await in_thread(lambda: self.function(**values))
+            if inspect.isawaitable(answer):
+                answer = await answer
+        return answer if isinstance(answer, ToolResult) else ToolResult(str(answer))
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run a blocking function on a thread of its own.
+
+    Not on the shared pool, which has few threads and which the store needs: blocking tools would
+    hold up everybody's writes. The thread doesn't keep its process alive, and a caller that is
+    cancelled doesn't wait for it.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = copy_context()
+
+    def settle(method: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            method(value)
+
+    def run() -> None:
+        try:
+            value = context.run(function)
+        except BaseException as error:
+            method: Callable[[Any], None] = future.set_exception
+            outcome: Any = error
+        else:
+            method, outcome = future.set_result, value
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, method, outcome)
+
+    threading.Thread(target=run, name="tool", daemon=True).start()
+    return await future
+
+
+class _Untitled(GenerateJsonSchema):
+    """Without the titles that pydantic makes of names: each costs tokens in every prompt."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _arguments_model(function: ToolFunction, name: str) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"tool {name}: *{parameter.name} can't be described to the policy")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise TypeError(f"tool {name}: {parameter.name} can't be passed by name")
+        if parameter.annotation is parameter.empty:
+            raise TypeError(f"tool {name}: annotate {parameter.name}, for example with str")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (parameter.annotation, default)
+    model: type[BaseModel] = create_model(
+        name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+    )
+    return model

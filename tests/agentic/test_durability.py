@@ -1,0 +1,90 @@
+"""A completion that ended in turn n goes on in turn n: what was sampled isn't sampled again."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn import RecoverableRolloutError
+from everburn.agentic import TraceIntegrityError
+from everburn.learning.rollout_file import read_rollout
+from everburn.refs import GroupKey, RunRef, rollout_key
+from everburn.store import ArtifactStore
+from support.agents import a_run, complete
+from support.command_line import ROOT, environment_of_tests
+from support.emulator import RunningEmulator
+
+IN_ANOTHER_PROCESS = """
+import asyncio, sys
+from everburn.refs import RunRef
+from support.agents import complete
+asyncio.run(complete(RunRef(store=sys.argv[1], id=sys.argv[2])))
+"""
+
+
+def sampled(emulator: RunningEmulator) -> int:
+    """Completions that the emulator has finished."""
+    return int(emulator.admin("GET", "state")["completions"].get("finished", 0))
+
+
+def extras(folder: Path, how: str) -> dict[str, Any]:
+    return {"notes": str(folder / "notes"), "accident": str(folder / "accident"), "how": how}
+
+
+def check_the_rollout(run: RunRef) -> None:
+    record, rollout = read_rollout(ArtifactStore.of(run), rollout_key(GroupKey(cursor=0), 0))
+    assert record.info["turns"] == 4 and record.info["tool_calls"] == 4
+    assert record.versions == [0, 0, 0, 0]
+    (segment,) = rollout.segments
+    assert sum(segment.loss_mask) == 4
+
+
+async def test_a_completion_killed_in_its_third_turn_goes_on_there(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "kill")) as run:
+        before = sampled(emulator)
+        killed = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", IN_ANOTHER_PROCESS, run.store, run.id],
+            env=environment_of_tests() | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+            capture_output=True,
+            text=True,
+        )
+        assert killed.returncode == -9, killed.stderr
+        assert sampled(emulator) - before == 3
+
+        outcome = await complete(run)
+        assert (outcome.status, outcome.reused) == ("succeeded", True)
+        assert sampled(emulator) - before == 4
+        check_the_rollout(run)
+
+    notes = [line.split()[1] for line in (tmp_path / "notes").read_text().splitlines()]
+    assert notes == ["1", "2", "3", "1", "2", "3", "4"], "tools rebuild what the agent had done"
+
+
+async def test_a_completion_that_failed_in_its_third_turn_goes_on_there(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "raise")) as run:
+        before = sampled(emulator)
+        with pytest.raises(RecoverableRolloutError, match="power"):
+            await complete(run)
+        await complete(run)
+        assert sampled(emulator) - before == 4
+        check_the_rollout(run)
+
+
+async def test_a_trace_that_was_rejected_is_sampled_afresh(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "distrust")) as run:
+        before = sampled(emulator)
+        with pytest.raises(TraceIntegrityError):
+            await complete(run)
+        outcome = await complete(run)
+        assert not outcome.reused
+        assert sampled(emulator) - before == 3 + 4

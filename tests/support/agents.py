@@ -1,0 +1,110 @@
+"""Agents on the emulator's tiny model, which says single characters, and runs for them without any
+workflow."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
+from everburn.agentic import (
+    Limits,
+    Message,
+    Reply,
+    TextFormat,
+    ToolCall,
+    TraceIntegrityError,
+    run_tool_loop,
+)
+from everburn.config import RunConfig, parse_config
+from everburn.dataset import write_rows
+from everburn.emulator.base_model import TINY, TINY_ALPHABET
+from everburn.publications import Publication, publish
+from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, GroupKey, RunRef
+from everburn.rollout_runner import RolloutRunner
+from everburn.run_folder import Owner, create_run_folder
+from everburn.store import ArtifactStore
+from everburn.trainers.serverless import ServerlessTrainer
+
+CHARACTERS = [character for character in TINY_ALPHABET if len(character) == 1]
+"""As stop strings they make each answer one character."""
+
+
+def render(messages: Sequence[Message]) -> str:
+    return "".join(f"{message['content']}=" for message in messages)
+
+
+def parse(text: str) -> Reply:
+    """Whatever is said is a note."""
+    return Reply(text, (ToolCall("note", {"text": text}, text),))
+
+
+def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    """An agent that takes four notes.
+
+    extras: `notes`, a file that gets a line per note; `accident`, a file: while it isn't there,
+    the third note is the last thing that happens, by `how` ("kill", "raise" or "distrust").
+    """
+    format = TextFormat(setup.tokenizer, render, parse, stop=CHARACTERS)
+    notes, accident = Path(setup.extras["notes"]), Path(setup.extras["accident"])
+
+    async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
+        taken: list[str] = []
+
+        def note(text: str) -> str:
+            taken.append(text)
+            with notes.open("a") as file:
+                file.write(f"{os.getpid()} {len(taken)}\n")
+            if len(taken) == 3 and not accident.exists():
+                accident.touch()
+                if setup.extras["how"] == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if setup.extras["how"] == "distrust":
+                    raise TraceIntegrityError("these samples won't do")
+                raise RecoverableRolloutError("the power failed")
+            return f"{len(taken)}"
+
+        messages = [{"role": "user", "content": sample_prompt["ask"]}]
+        episode = await run_tool_loop(setup, format, messages, [note], Limits(turns=4))
+        return episode.run(1.0, {"taken": taken})
+
+    return rollout_fn
+
+
+@asynccontextmanager
+async def a_run(folder: Path, url: str, **fields: Any) -> AsyncIterator[RunRef]:
+    """A run whose version 0 the emulator at `url` serves."""
+    run = RunRef(store=str(folder), id="agents")
+    config = a_config(url, **fields)
+    create_run_folder(run, config, Owner(chain="test"))
+    store = ArtifactStore.of(run)
+    write_rows(store, ROWS_KEY, [{"ask": "go"}])
+    write_rows(store, EVALUATION_ROWS_KEY, [{"ask": "go"}])
+    trainer = await ServerlessTrainer.open(config)
+    try:
+        snapshot = await trainer.publish("policy-0")
+        record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
+        publish(store, record)
+        yield run
+    finally:
+        await trainer.close()
+
+
+def a_config(url: str, **fields: Any) -> RunConfig:
+    values = {
+        "rollout": "support.agents:make_rollout_fn",
+        "dataset": "rows.jsonl",
+        "base_model": TINY,
+        "lora_rank": 4,
+        "backend": "emulator",
+        "base_url": url,
+        "max_completion_tokens": 8,
+    }
+    return parse_config(values | fields)
+
+
+async def complete(run: RunRef, completion: int = 0) -> Any:
+    """Run a completion of the first row, as an activity would."""
+    return await RolloutRunner(run).complete(GroupKey(cursor=0), completion, 0)
