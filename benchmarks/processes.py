@@ -1,6 +1,7 @@
 """Real processes for benchmarks and chaos tests: servers and workers in a temporary folder.
 
-Owns their start, kill, restart and end, and the CPU time each has used, also over restarts.
+Owns their start, kill, restart and end, their memory, and the CPU time each has used, also over
+restarts.
 """
 
 import asyncio
@@ -102,6 +103,13 @@ class Processes:
         """CPU time of each, user and system, since it was first started."""
         return {
             name: self._ended_cpu.get(name, 0.0) + _cpu(process)
+            for name, process in self._running.items()
+        }
+
+    def memory_mib(self) -> dict[str, float]:
+        """Resident memory of each that runs."""
+        return {
+            name: psutil.Process(process.pid).memory_info().rss / 2**20
             for name, process in self._running.items()
         }
 

@@ -1,0 +1,31 @@
+"""docs/guarantees.md names tests that exist, for every promise and every case."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)
+
+
+def functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    assert NAMED
+    missing = [
+        f"{file}::{name}"
+        for file, name in NAMED
+        if not (ROOT / "tests" / file).is_file() or name not in functions(ROOT / "tests" / file)
+    ]
+    assert missing == []
+
+
+def test_every_row_says_what_shows_it() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row for row in cells if len(row) != 3 or not all(row)] == []
