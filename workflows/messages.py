@@ -118,6 +118,8 @@ class Status(Message):
     checkpoint: str | None
     error: str | None
     folder: str
+    origin: str | None
+    """Where a fork comes from."""
     notes: list[str]
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from activities.messages import LeaseGrant, ProducerSample
 from everburn.config import RunConfig
 from everburn.refs import GroupKey, RewardSum, RunRef
+from everburn.run_folder import Origin
 from everburn.scheduling.admission import Admission
 from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor
@@ -73,7 +74,9 @@ class RunState(BaseModel):
     schema_version: int = STATE_SCHEMA
     run: RunRef
     life: int = 0
-    """How often the run was resumed after its end."""
+    """How often the run, or the past that a fork took over, was resumed or forked."""
+    origin: Origin | None = None
+    """Where a fork comes from."""
     phase: str = "starting"
     waiting_for: str = ""
     started_at: float

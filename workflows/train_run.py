@@ -137,13 +137,14 @@ class TrainRun:
         await self._evaluations.start(state.admission.version)
 
     async def _resume(self, config: dict[str, object]) -> None:
-        """Go on after the run's end, from what its folder says of it."""
+        """Go on after the run's end, or begin as a fork, from what the folder says."""
         state = self._state
         self._phase("resuming", "the run's folder")
         created = await self._recorder.create_run(config)
         state.search_attributes = created.search_attributes
         self._phase("resuming", "a rollout worker that loads the task")
         prepared = await self._prepare()
+        state.evaluation_rows = prepared.evaluation_rows
         for note in prepared.notes:
             state.note(note)
         await self._recovery.restore(LeaseLostError("the run was resumed", "Resumed"))
@@ -472,6 +473,7 @@ class TrainRun:
             lease_epoch=state.epoch,
             checkpoint=state.checkpoint,
             error=state.fatal.error if state.fatal else None,
+            origin=str(state.origin) if state.origin else None,
             notes=state.notes,
         )
 
