@@ -8,6 +8,7 @@ def describe(status: Status) -> str:
     lines = [
         f"### {status.phase}",
         f"Waiting for {status.waiting_for}." if status.waiting_for else "",
+        f"**Standstill: {status.standstill}.**" if status.standstill else "",
         "",
         "| | |",
         "| --- | --- |",

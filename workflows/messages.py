@@ -100,6 +100,8 @@ class Status(Message):
     run: str
     phase: str
     waiting_for: str
+    standstill: str
+    """Not empty if nothing has moved for long: since when, and what the run waits for."""
     step: int
     total_steps: int
     version: int

@@ -140,6 +140,8 @@ class RunState(BaseModel):
 
     progress_at: float = 0.0
     """When anything moved last."""
+    standstill: str = ""
+    """What the run waits for, and since when, if nothing has moved for long."""
 
     # Controls
     paused: bool = False
@@ -172,6 +174,10 @@ class RunState(BaseModel):
             gauges=Gauges.starting(now),
         )
 
+    def progressed(self, now: float) -> None:
+        """Something has moved."""
+        self.progress_at, self.standstill = now, ""
+
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
@@ -189,6 +195,11 @@ class RunState(BaseModel):
         """Whether there is nothing left to train."""
         idle = not self.out and not self.retries and not self.queue.groups
         return self.cursor.exhausted and idle
+
+    @property
+    def saved(self) -> bool:
+        """Whether the last committed step has a checkpoint."""
+        return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
 
     @property
     def stopping(self) -> bool:
