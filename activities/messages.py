@@ -223,6 +223,7 @@ class Saved(Message):
 
 PRODUCER_METRICS = (
     "elapsed_time_s",
+    "no_progress_s",
     "published_version",
     "in_flight_samples",
     "admission_capacity_samples",
@@ -249,6 +250,8 @@ class ProducerSample(Message):
     index: int
     values: list[Number | None]
     """As PRODUCER_METRICS; None where there is nothing to measure."""
+    waiting_for: str | None = None
+    """At a standstill."""
 
 
 class CommitStep(Message):

@@ -134,5 +134,9 @@ def _commit(order: CommitStep) -> LedgerEntry:
 
 def _producer_record(sample: ProducerSample) -> metrics.Record:
     named = zip(PRODUCER_METRICS, sample.values, strict=True)
-    values = {f"producer/{name}": value for name, value in named if value is not None}
+    values: dict[str, metrics.Value] = {
+        f"producer/{name}": value for name, value in named if value is not None
+    }
+    if sample.waiting_for is not None:
+        values["producer/waiting_for"] = sample.waiting_for
     return metrics.Record(stream=metrics.PRODUCER_STREAM, index=sample.index, values=values)

@@ -403,3 +403,44 @@ def reconfigured(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
         what = f"{', '.join(fixed)} can't change while a run goes on" if fixed else "no changes"
         raise ConfigError(f"{what}; what can: {', '.join(sorted(RECONFIGURABLE))}")
     return parse_config(config.model_dump(mode="json") | changes)
+
+
+FIXED_IN_FORKS = frozenset(
+    {
+        "base_model",
+        "tokenizer_model",
+        "lora_rank",
+        "lora_alpha",
+        "backend",
+        "base_url",
+        "dataset",
+        "max_rows",
+        "shuffle",
+        "seed",
+        "store",
+    }
+)
+"""What a run's past was made with, and can't be told otherwise: its weights, and which row a cursor
+means."""
+
+
+def forked(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """A fork's configuration: `values`, whole, where they leave the past of `config` alone.
+
+    Raises:
+        ConfigError: a field can't change in a fork, or its value won't do.
+    """
+    found = parse_config(values)
+    fixed = sorted(changed_fields(config, found).keys() & FIXED_IN_FORKS)
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} can't change in a fork, whose past was made with it: start a new "
+            f"run for that. What can't: {', '.join(sorted(FIXED_IN_FORKS))}"
+        )
+    return found
+
+
+def changed_fields(old: RunConfig, new: RunConfig) -> dict[str, JsonValue]:
+    """The fields of `new` that differ."""
+    values = new.model_dump(mode="json")
+    return {name: v for name, v in values.items() if getattr(old, name) != getattr(new, name)}

@@ -14,19 +14,21 @@ from everburn.refs import METRICS_KEY
 from everburn.store import ArtifactStore
 
 Number = float | int | bool
+Value = Number | str
+"""Text only where a record says what a run waits for."""
 
 STEP_STREAM = "rollout/step"
 PRODUCER_STREAM = "producer/event"
 
 
 class Record(BaseModel):
-    """The numbers of one record; what can't be computed is absent, never a sentinel."""
+    """The values of one record; what can't be computed is absent, never a sentinel."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stream: str
     index: int
-    values: dict[str, Number] = Field(default_factory=dict)
+    values: dict[str, Value] = Field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -41,7 +43,7 @@ def record(store: ArtifactStore, records: Iterable[Record]) -> None:
         store.append_lines(METRICS_KEY, [_line(record) for record in fresh])
 
 
-def amend(store: ArtifactStore, stream: str, index: int, values: Mapping[str, Number]) -> None:
+def amend(store: ArtifactStore, stream: str, index: int, values: Mapping[str, Value]) -> None:
     """Add values to a record, or make it: an evaluation ends after its step was recorded."""
     records = {record.key: record for record in read(store)}
     known = records.get((stream, index))

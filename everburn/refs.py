@@ -97,8 +97,11 @@ def call_log_key(group: GroupKey, completion: int) -> str:
     return f"rollouts/{group.name}/_calls-{completion}.jsonl"
 
 
+GROUPS = "groups"
+
+
 def group_key(group: GroupKey) -> str:
-    return f"groups/{group.name}.json"
+    return f"{GROUPS}/{group.name}.json"
 
 
 def submission_key(step: int, index: int, epoch: int) -> str:

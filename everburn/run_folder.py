@@ -1,17 +1,18 @@
-"""A run's folder: who owns it, and the configuration it was started with.
+"""A run's folder: who owns it, where it comes from, and the configuration it was started with.
 
 Doesn't own the files of other nouns (ledger, metrics, rollouts): each has its module.
 """
 
 from functools import lru_cache
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import RunConfig, parse_config
 from everburn.refs import CONFIG_KEY, RunRef
 from everburn.store import ArtifactStore
 
 OWNER_KEY = "owner.json"
+ORIGIN_KEY = "origin.json"
 
 
 class RunFolderTakenError(ValueError):
@@ -26,6 +27,19 @@ class Owner(BaseModel):
 
     chain: str
     life: int = 0
+
+
+class Origin(BaseModel):
+    """Where a fork comes from: step `step` of `run`, with `changes` of its configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: RunRef
+    step: int
+    changes: dict[str, JsonValue]
+
+    def __str__(self) -> str:
+        return f"run {self.run.id} at step {self.step}"
 
 
 def create_run_folder(run: RunRef, config: RunConfig, owner: Owner) -> None:
@@ -54,6 +68,12 @@ def find_owner(store: ArtifactStore) -> Owner | None:
 def run_owner(store: ArtifactStore) -> Owner:
     """The owner of a folder that a run has. Raises FileNotFoundError."""
     return Owner.model_validate(store.get_json(OWNER_KEY))
+
+
+def find_origin(store: ArtifactStore) -> Origin | None:
+    """Where a run comes from, if it is a fork."""
+    found = store.find_json(ORIGIN_KEY)
+    return None if found is None else Origin.model_validate(found)
 
 
 @lru_cache(maxsize=64)

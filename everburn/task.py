@@ -34,9 +34,10 @@ def prepare_task(run: RunRef) -> PreparedTask:
     resolve_names(config)
     api_key(config)
     store = ArtifactStore.of(run)
-    if not store.exists(EVALUATION_ROWS_KEY):
-        # Written once, the training rows first: a resumed run goes on with the rows it has.
+    # Written once: a run that is resumed or forked goes on with the rows it has.
+    if not store.exists(ROWS_KEY):
         write_rows(store, ROWS_KEY, load_rows(config.dataset, config.max_rows))
+    if not store.exists(EVALUATION_ROWS_KEY):
         held_out = load_rows(config.evaluation_dataset) if config.evaluation_dataset else []
         write_rows(store, EVALUATION_ROWS_KEY, held_out)
     RolloutRunner(run)

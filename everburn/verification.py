@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from everburn.checkpoints import eligible_checkpoints
-from everburn.learning.group import GroupManifest, load_group
+from everburn.learning.group import GroupManifest, all_groups
 from everburn.learning.submissions import SubmissionManifest
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import GroupKey, RunRef, StoredRef, group_key
@@ -128,11 +128,5 @@ def _check_files(store: ArtifactStore, entry: LedgerEntry) -> None:
 
 
 def _rejected(store: ArtifactStore, trained: set[int]) -> set[int]:
-    rejected = set()
-    for key in store.keys("groups"):
-        name = key.rsplit("/", 1)[-1].removesuffix(".json").removeprefix("row-")
-        cursor, attempt = name.split(".")
-        group = load_group(store, GroupKey(cursor=int(cursor), attempt=int(attempt)))
-        if group.fate != "accepted" and group.key.cursor not in trained:
-            rejected.add(group.key.cursor)
-    return rejected
+    rejected = (group.key.cursor for group in all_groups(store) if group.fate != "accepted")
+    return set(rejected) - trained

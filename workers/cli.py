@@ -132,10 +132,52 @@ def resume(
     state = rebuilt_state(found, file.config, time.time())
     if address is not None:
         server = Server(address, namespace)
-        raise typer.Exit(stay_with(Launch(file, found.id, server, state=state)))
+        raise typer.Exit(stay_with(Launch(file, found.id, server, state=state, goes_on=True)))
     with sigterm_interrupts(), Stack.attach(here, PortWishes(), say) as stack:
         server = Server.of_stack(stack.state)
-        code = stay_with(Launch(file, found.id, server, stack.news, state), stack)
+        code = stay_with(Launch(file, found.id, server, stack.news, state, goes_on=True), stack)
+    raise typer.Exit(code)
+
+
+@app.command()
+def fork(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")],
+    step: Annotated[
+        int,
+        typer.Option("--at-step", min=0, metavar="K", help="Begin from the state after step K."),
+    ],
+    run_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="Of the new run; by default by step and time."),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
+    ] = None,
+    address: Address = None,
+    namespace: Namespace = "default",
+) -> None:
+    """Start a new run from the state that a run, ended or running, had after a step."""
+    from workers.fork import plan_fork
+    from workers.launch import Launch, check_id_is_free
+    from workers.ports import PortWishes
+    from workers.server import Server
+    from workers.signals import sigterm_interrupts
+    from workers.stack import Stack
+
+    plan = plan_fork(run, step, run_id, assignments or [], Path.cwd())
+
+    def start(server: Server, stack: "Stack | None" = None) -> int:
+        asyncio.run(check_id_is_free(server, plan.run.id))
+        state = plan.make()
+        say(f"forked from {plan.origin}: {len(state.queue.groups)} untrained groups come along")
+        news = stack.news if stack is not None else list
+        return stay_with(Launch(plan.file, plan.run.id, server, news, state), stack)
+
+    if address is not None:
+        raise typer.Exit(start(Server(address, namespace)))
+    with sigterm_interrupts(), Stack.attach(Path.cwd(), PortWishes(), say) as stack:
+        code = start(Server.of_stack(stack.state), stack)
     raise typer.Exit(code)
 
 

@@ -73,7 +73,9 @@ class Launch:
     server: Server
     news: News = list
     state: "RunState | None" = None
-    """From which an ended run of `run_id` goes on."""
+    """From which an ended run of `run_id` goes on, or a fork begins."""
+    goes_on: bool = False
+    """Whether `run_id` may be that of a run that has ended."""
 
 
 async def launch(order: Launch, console: Console) -> int:
@@ -116,18 +118,36 @@ async def _start(order: Launch, client: "Client") -> "tuple[str, Handle]":
             args=[order.file.values, *([order.state] if order.state is not None else [])],
             id=run_id,
             task_queue=ORCHESTRATOR_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE
-            if order.state is None
-            else WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE
+            if order.goes_on
+            else WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=f"{config.rollout.name} on {config.base_model}",
         )
     except WorkflowAlreadyStartedError:
-        raise BadInputError(
-            f"there is a run {run_id!r} already: choose another --id, or look at it with "
-            f"`everburn status {run_id}`"
-        ) from None
+        raise _taken(run_id) from None
     return run_id, handle
+
+
+async def check_id_is_free(server: Server, run_id: str) -> None:
+    """Raises BadInputError where the server has, or had, a run of that id."""
+    from temporalio.service import RPCError, RPCStatusCode
+
+    client = await server.connect()
+    try:
+        await client.get_workflow_handle(run_id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return
+        raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
+    raise _taken(run_id)
+
+
+def _taken(run_id: str) -> BadInputError:
+    return BadInputError(
+        f"there is a run {run_id!r} already: choose another --id, or look at it with "
+        f"`everburn status {run_id}`"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,22 @@
 """`everburn resume`: a run's state after its end, rebuilt from its folder.
 
 Owns what the folder says of a run that no workflow remembers any more: which steps are committed,
-which rows are resolved, which groups are complete and untrained. Doesn't own how the run goes on
-from there (workflows/train_run.py).
+which rows are resolved, which groups are complete and untrained. A fork (fork.py) begins by the
+same rule, in a folder of its own. Doesn't own how the run goes on from there
+(workflows/train_run.py).
 """
 
 from pathlib import Path
 
 from everburn import metrics
 from everburn.checkpoints import eligible_checkpoints, find_checkpoint
-from everburn.config import ConfigError, RunConfig, reconfigured
+from everburn.config import ConfigError, RunConfig, changed_fields, reconfigured
 from everburn.dataset import stored_rows
-from everburn.learning.group import GroupManifest, load_group
+from everburn.learning.group import GroupManifest, all_groups
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.publications import current_publication
-from everburn.refs import CONFIG_KEY, EVALUATION_ROWS_KEY, ROWS_KEY, GroupKey, RunRef
-from everburn.run_folder import run_owner, stored_config
+from everburn.refs import CONFIG_KEY, ROWS_KEY, GroupKey, RunRef
+from everburn.run_folder import find_origin, run_owner, stored_config
 from everburn.scheduling.queue import QueuedGroup
 from everburn.store import ArtifactStore
 from workers.errors import BadInputError
@@ -33,10 +34,7 @@ def ended_run(name: str, assignments: list[str], folder: Path) -> tuple[RunRef, 
     Raises:
         BadInputError: there is no such run, or an assignment changes what can't change.
     """
-    run = find_run_folder(name, folder)
-    if not ArtifactStore.of(run).exists(CONFIG_KEY):
-        raise BadInputError(f"there is no run in {run.folder}")
-    config = stored_config(run).model_copy(update={"store": run.store})
+    run, config = known_run(name, folder)
     changes: dict[str, object] = {}
     for assignment in assignments:
         assign(changes, assignment)
@@ -45,6 +43,22 @@ def ended_run(name: str, assignments: list[str], folder: Path) -> tuple[RunRef, 
     except ConfigError as error:
         raise BadInputError(str(error)) from None
     return run, RunFile(run.id, config.model_dump(mode="json"), config)
+
+
+def known_run(name: str, folder: Path) -> tuple[RunRef, RunConfig]:
+    """A run of this folder, and the configuration it has, wherever its folder was moved to.
+
+    Raises:
+        BadInputError: there is no such run.
+    """
+    run = find_run_folder(name, folder)
+    if not ArtifactStore.of(run).exists(CONFIG_KEY):
+        raise BadInputError(f"there is no run in {run.folder}")
+    return run, _config_of(run)
+
+
+def _config_of(run: RunRef) -> RunConfig:
+    return stored_config(run).model_copy(update={"store": run.store})
 
 
 def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
@@ -60,6 +74,8 @@ def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
             f"run {run.id} never began to train: there is nothing to resume; start it anew"
         )
     state = RunState.initial(run, config, now)
+    state.origin = find_origin(store)
+    state.changes = changed_fields(_config_of(run), config)
     state.life = run_owner(store).life + 1
     state.step = len(ledger)
     state.admission.version = len(ledger)
@@ -68,12 +84,11 @@ def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
         for checkpoint in eligible_checkpoints(store, ledger)
     ]
     state.checkpoint = state.checkpoints[-1].path
-    state.evaluation_rows = len(stored_rows(run, EVALUATION_ROWS_KEY))
     state.cursor.total = len(stored_rows(run, ROWS_KEY)) * config.epochs
     _restore_rows(state, config, store, ledger)
     published = current_publication(store)
     last_epoch = published.epoch if published is not None else 0
-    state.epoch = max(last_epoch, state.life * NUMBERS_PER_LIFE)
+    state.epoch = max(last_epoch, state.life * NUMBERS_PER_LIFE, *(entry.epoch for entry in ledger))
     state.producer_index = sum(r.stream == metrics.PRODUCER_STREAM for r in metrics.read(store))
     return state
 
@@ -103,9 +118,7 @@ def _restore_rows(
 
 def _groups_by_row(store: ArtifactStore) -> dict[int, list[GroupManifest]]:
     found: dict[int, list[GroupManifest]] = {}
-    for key in store.keys("groups"):
-        cursor, _, attempt = Path(key).stem.removeprefix("row-").partition(".")
-        group = load_group(store, GroupKey(cursor=int(cursor), attempt=int(attempt)))
+    for group in all_groups(store):
         found.setdefault(group.key.cursor, []).append(group)
     return found
 

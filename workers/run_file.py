@@ -40,10 +40,10 @@ def load_run_file(path: Path, assignments: list[str], folder: Path) -> RunFile:
         BadInputError: with everything that is wrong.
     """
     values = _read(path)
-    _locate_datasets(values, path.absolute().parent)
+    locate_datasets(values, path.absolute().parent)
     for assignment in assignments:
         assign(values, assignment)
-    _locate_datasets(values, folder)
+    locate_datasets(values, folder)
     try:
         config = parse_config(values)
     except ConfigError as error:
@@ -141,7 +141,8 @@ def assign(values: dict[str, Any], assignment: str) -> None:
     target[parts[-1]] = value
 
 
-def _locate_datasets(values: dict[str, Any], folder: Path) -> None:
+def locate_datasets(values: dict[str, Any], folder: Path) -> None:
+    """Let relative dataset paths start at `folder`."""
     for field in DATASET_FIELDS:
         if isinstance(values.get(field), str):
             values[field] = _absolute(values[field], folder)

@@ -8,6 +8,7 @@ def describe(status: Status) -> str:
     lines = [
         f"### {status.phase}",
         f"Waiting for {status.waiting_for}." if status.waiting_for else "",
+        f"**Standstill: {status.standstill}.**" if status.standstill else "",
         "",
         "| | |",
         "| --- | --- |",
@@ -24,6 +25,8 @@ def describe(status: Status) -> str:
     for version, metrics in sorted(status.evaluations.items()):
         if "eval/reward" in metrics:
             lines.append(f"| evaluation of v{version} | reward {metrics['eval/reward']:.3f} |")
+    if status.origin is not None:
+        lines.append(f"| forked from | {status.origin} |")
     lines.append(f"| folder | `{status.folder}` |")
     if status.error is not None:
         lines += ["", f"**{status.error}**"]

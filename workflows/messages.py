@@ -100,6 +100,8 @@ class Status(Message):
     run: str
     phase: str
     waiting_for: str
+    standstill: str
+    """Not empty if nothing has moved for long: since when, and what the run waits for."""
     step: int
     total_steps: int
     version: int
@@ -118,6 +120,8 @@ class Status(Message):
     checkpoint: str | None
     error: str | None
     folder: str
+    origin: str | None
+    """Where a fork comes from."""
     notes: list[str]
 
 

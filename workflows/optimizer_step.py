@@ -337,7 +337,7 @@ class OptimizerStep:
         state.changes.clear()
         state.step += 1
         state.losses = 0
-        state.progress_at = workflow.time()
+        state.progressed(workflow.time())
         if checkpoint is not None:
             remember(state, CheckpointAt(step=state.step, path=checkpoint))
         state.reward = committed.reward if committed.reward is not None else state.reward

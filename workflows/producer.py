@@ -33,6 +33,8 @@ SAMPLE_INTERVAL = 10.0
 """Seconds between records of the producer stream, at least."""
 MAX_GROUPS_OUT = 512
 """Pending children of one workflow; a larger window waits in admission."""
+MAX_WAITING_FOR = 200
+"""Characters of what a run waits for, in a record of a standstill."""
 GROUP_LIFETIME_FACTOR = 6
 """A group's execution timeout in rollout deadlines: room for retries and lost workers."""
 
@@ -43,7 +45,8 @@ class Producer:
         self._config = config
         self.open = False
         """Admission is closed until weights and version are live."""
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: dict[asyncio.Task[None], None] = {}
+        """In order: what a workflow does to several tasks must be the same at each replay."""
         self._unborn: set[int] = set()
         """Rows whose group the server hasn't started yet: looked for, it wouldn't be found."""
 
@@ -62,6 +65,12 @@ class Producer:
         """Open admission; the policy version is live."""
         self.open = True
         self.refill()
+
+    def halt(self) -> None:
+        """Begin nothing any more, nor what was asked for in this very workflow task."""
+        self.open = False
+        for task in list(self._starting):
+            task.cancel()
 
     def refill(self, *, after_completion: bool = False) -> None:
         """Admit rows while they fit; retries first, since their row is already reserved."""
@@ -95,7 +104,7 @@ class Producer:
         if out is None:
             return
         del state.out[report.key.cursor]
-        state.progress_at = workflow.time()
+        state.progressed(workflow.time())
         state.admission.release(self._config.completions_per_prompt - out.released)
         state.counters.trajectory_drops += report.drops
         state.counters.recoverable_errors += sum(report.failures)
@@ -119,26 +128,31 @@ class Producer:
             )
         self.refill(after_completion=True)
 
-    async def settle_fatal(self) -> None:
+    async def settle_fatal(self) -> bool:
         """Between batches, or before the open one is sealed: act on a fatal error.
 
         With `on_fatal = "fail"` it ends the run; with "hold" the run waits, keeping what it has,
-        until a person resumes it, skips the row or stops.
+        until a person resumes it, skips the row or stops it. Returns whether it was stopped, with
+        what was wrong still being so.
 
         Raises:
             ApplicationError
         """
         state = self._state
         if state.fatal is None:
-            return
-        if self._config.on_fatal == "hold" and not state.stop:
-            state.phase = "held"
-            state.waiting_for = "resume, skip_row or stop"
-            await workflow.wait_condition(lambda: state.fatal is None or state.stop)
-        if state.fatal is not None:
+            return False
+        if self._config.on_fatal == "fail":
             raise ApplicationError(
                 state.fatal.error, type=state.fatal.error_type, non_retryable=True
             )
+        state.phase = "held"
+        state.waiting_for = "resume, skip_row or stop"
+        await workflow.wait_condition(lambda: state.fatal is None or state.stop)
+        if state.fatal is None:
+            return False
+        state.note(f"stopped while it was held: {state.fatal.error}")
+        state.fatal = None
+        return True
 
     def resume(self) -> None:
         """End a pause; the cause of a fatal error, if there was one, has been mended."""
@@ -180,7 +194,11 @@ class Producer:
             return
         state.producer_sample_at = now
         state.producer_samples.append(
-            ProducerSample(index=state.producer_index, values=self._sample_values(now))
+            ProducerSample(
+                index=state.producer_index,
+                values=self._sample_values(now),
+                waiting_for=state.waiting_for[:MAX_WAITING_FOR] if state.standstill else None,
+            )
         )
         state.producer_index += 1
 
@@ -211,8 +229,8 @@ class Producer:
 
     def _track(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._starting[task] = None
+        task.add_done_callback(lambda done: self._starting.pop(done, None))
 
     async def _start_group(self, key: GroupKey, version: int) -> None:
         config, run = self._config, self._state.run
@@ -361,6 +379,7 @@ class Producer:
         state = self._state
         values: dict[str, float | int | bool | None] = {
             "elapsed_time_s": round(now - state.started_at, 3),
+            "no_progress_s": round(now - state.progress_at, 3),
             "published_version": state.admission.version,
             "breaker_consecutive_failures": state.breaker.consecutive,
             "breaker_tripped": state.breaker.tripped is not None,

@@ -47,8 +47,8 @@ class Recorder:
         return not self._turn.locked()
 
     async def create_run(self, config: dict[str, object]) -> RunCreated:
-        chain = workflow.info().first_execution_run_id
-        owner = Owner(chain=chain, life=self._state.life)
+        # Only the first execution of a chain gets here; a reset one has an id of its own.
+        owner = Owner(chain=workflow.info().run_id, life=self._state.life)
         order = CreateRun(run=self._state.run, config=config, owner=owner)
         created: RunCreated = await self._execute(
             RecordActivities.create_run, order, "create the run's folder"

@@ -5,6 +5,8 @@ publications that rollouts need. No rollout is sampled again; the interrupted st
 from the groups in the queue. Doesn't own how the loss was noticed (trainer_session.py).
 """
 
+import contextlib
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
@@ -28,17 +30,19 @@ class Recovery:
         self._trainer = trainer
         self._producer = producer
 
-    async def recover(self, loss: LeaseLostError) -> None:
+    async def recover(self, loss: LeaseLostError) -> bool:
         """Restore the trainer after a loss; the run's fatal error is set where it can't be done.
 
-        Admission is closed until weights and version are live again.
+        Admission is closed until weights and version are live again. Returns false if the run was
+        stopped while no session was to be had, with nothing left that needs one.
         """
         started = workflow.time()
         self._state.losses += 1
-        await self.restore(loss)
+        restored = await self.restore(loss)
         self._state.recovery_seconds += workflow.time() - started
+        return restored
 
-    async def restore(self, loss: LeaseLostError) -> None:
+    async def restore(self, loss: LeaseLostError) -> bool:
         """Bring a trainer to the state after the last committed step, whatever it takes."""
         state = self._state
         self._producer.open = False
@@ -53,13 +57,24 @@ class Recovery:
                 if state.grant is None:
                     # No session was to be had: that says nothing about the step.
                     state.waiting_for = f"a trainer session: {error}"
-                    await workflow.sleep(BACKOFF[min(attempts, len(BACKOFF) - 1)])
+                    await self._pause(BACKOFF[min(attempts, len(BACKOFF) - 1)])
                     attempts += 1
                 else:
                     state.losses += 1
+                if self._unwanted():
+                    return False
         state.reused_rollouts += sum(group.n for group in state.queue.batch)
         state.queue.restart()
         self._producer.start()
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(self._unwanted, timeout=seconds)
+
+    def _unwanted(self) -> bool:
+        """Whether a session is of no use: the run stops, and what it has committed is saved."""
+        return self._state.stop and not self._state.drain and self._state.saved
 
     def _suspicious(self, loss: LeaseLostError) -> bool:
         state = self._state
@@ -77,7 +92,7 @@ class Recovery:
     async def _restore(self) -> None:
         state = self._state
         state.waiting_for = "a trainer session"
-        await self._trainer.acquire()
+        await self._trainer.acquire(self._unwanted)
         checkpoint = await self._load()
         for step in range(checkpoint + 1, state.step + 1):
             state.waiting_for = f"the replay of step {step} of {state.step}"

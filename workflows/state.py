@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from activities.messages import LeaseGrant, ProducerSample
 from everburn.config import RunConfig
 from everburn.refs import GroupKey, RewardSum, RunRef
+from everburn.run_folder import Origin
 from everburn.scheduling.admission import Admission
 from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor
@@ -73,7 +74,9 @@ class RunState(BaseModel):
     schema_version: int = STATE_SCHEMA
     run: RunRef
     life: int = 0
-    """How often the run was resumed after its end."""
+    """How often the run, or the past that a fork took over, was resumed or forked."""
+    origin: Origin | None = None
+    """Where a fork comes from."""
     phase: str = "starting"
     waiting_for: str = ""
     started_at: float
@@ -137,6 +140,8 @@ class RunState(BaseModel):
 
     progress_at: float = 0.0
     """When anything moved last."""
+    standstill: str = ""
+    """What the run waits for, and since when, if nothing has moved for long."""
 
     # Controls
     paused: bool = False
@@ -169,6 +174,10 @@ class RunState(BaseModel):
             gauges=Gauges.starting(now),
         )
 
+    def progressed(self, now: float) -> None:
+        """Something has moved."""
+        self.progress_at, self.standstill = now, ""
+
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
@@ -186,6 +195,11 @@ class RunState(BaseModel):
         """Whether there is nothing left to train."""
         idle = not self.out and not self.retries and not self.queue.groups
         return self.cursor.exhausted and idle
+
+    @property
+    def saved(self) -> bool:
+        """Whether the last committed step has a checkpoint."""
+        return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
 
     @property
     def stopping(self) -> bool:

@@ -44,6 +44,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
     from workflows.recovery import MAX_LOSSES, Recovery, remember
+    from workflows.resets import ResetGuard
     from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
     from workflows.watchdog import Watchdog
@@ -62,6 +63,7 @@ class TrainRun:
     @workflow.init
     def __init__(self, config: Any = None, state: RunState | None = None) -> None:
         self._config_error: str | None = None
+        self._guard = ResetGuard(self._halt)
         self._shown: tuple[int, float | None] | None = None
         self._ending = False
         try:
@@ -79,7 +81,9 @@ class TrainRun:
         self._producer = Producer(state, config)
         self._trainer = TrainerSession(state)
         self._evaluations = Evaluations(state, config, self._recorder)
-        self._watchdog = Watchdog(state, self._producer, self._trainer, self._evaluations)
+        self._watchdog = Watchdog(
+            state, self._producer, self._trainer, self._evaluations, self._recorder
+        )
         self._recovery = Recovery(state, self._trainer, self._producer)
 
     @workflow.run
@@ -94,24 +98,28 @@ class TrainRun:
         """
         if self._config_error is not None:
             raise ApplicationError(self._config_error, type="InvalidConfig", non_retryable=True)
+        self._guard.watch()
         company = [
             asyncio.create_task(self._narrate()),
             asyncio.create_task(self._watchdog.watch()),
         ]
         try:
-            if state is None:
-                await self._start(config)
-            elif state.grant is None:
-                await self._resume(config)
-            else:
+            if state is not None and state.grant is not None:
                 self._producer.start()
-            await self._train()
-            await self._finish()
+                begun = True
+            else:
+                begun = await self._begin(config, anew=state is None)
+            if begun:
+                await self._train()
+            await self._finish(begun)
             return self._result()
         except workflow.ContinueAsNewError:
             raise
         except (Exception, asyncio.CancelledError) as error:
-            await self._unwind(error)
+            if not self._guard.was_reset:
+                await self._unwind(error)
+            if self._guard.was_reset:
+                raise self._guard.error() from None
             failure = self._failure(error)
             # An error that is its own cause can't be written down.
             raise failure from (None if failure is error else error)
@@ -119,13 +127,33 @@ class TrainRun:
             for task in company:
                 task.cancel()
 
+    def _halt(self) -> None:
+        if self._config_error is None:
+            self._producer.halt()
+
     # Life
 
-    async def _start(self, config: dict[str, object]) -> None:
+    async def _begin(self, config: dict[str, object], *, anew: bool) -> bool:
+        """Everything before the first step; false if the run was stopped over it."""
         state = self._state
-        self._phase("starting", "the run's folder")
+        self._phase("starting" if anew else "resuming", "the run's folder")
         created = await self._recorder.create_run(config)
         state.search_attributes = created.search_attributes
+        beginning = asyncio.create_task(self._start() if anew else self._resume())
+        try:
+            await workflow.wait_condition(lambda: beginning.done() or state.stop)
+        finally:
+            stopped = not beginning.done()
+            beginning.cancel()
+            await workflow.wait([beginning])
+        if stopped:
+            state.note("stopped before it began to train")
+            return False
+        await beginning
+        return True
+
+    async def _start(self) -> None:
+        state = self._state
         self._phase("preparing", "a rollout worker that loads the task")
         prepared = await self._prepare()
         state.notes.extend(prepared.notes)
@@ -136,14 +164,12 @@ class TrainRun:
         self._producer.start()
         await self._evaluations.start(state.admission.version)
 
-    async def _resume(self, config: dict[str, object]) -> None:
-        """Go on after the run's end, from what its folder says of it."""
+    async def _resume(self) -> None:
+        """Go on after the run's end, or begin as a fork, from what the folder says."""
         state = self._state
-        self._phase("resuming", "the run's folder")
-        created = await self._recorder.create_run(config)
-        state.search_attributes = created.search_attributes
         self._phase("resuming", "a rollout worker that loads the task")
         prepared = await self._prepare()
+        state.evaluation_rows = prepared.evaluation_rows
         for note in prepared.notes:
             state.note(note)
         await self._recovery.restore(LeaseLostError("the run was resumed", "Resumed"))
@@ -212,8 +238,13 @@ class TrainRun:
             try:
                 return await self._step().run()
             except LeaseLostError as loss:
-                await self._recovery.recover(loss)
-                await self._producer.settle_fatal()
+                if not await self._recover(loss):
+                    return False
+
+    async def _recover(self, loss: LeaseLostError) -> bool:
+        """Bring the trainer back; false if the run was stopped instead."""
+        restored = await self._recovery.recover(loss)
+        return restored and not await self._producer.settle_fatal()
 
     def _step(self) -> OptimizerStep:
         return OptimizerStep(
@@ -225,14 +256,16 @@ class TrainRun:
             self._recorder,
         )
 
-    async def _finish(self) -> None:
+    async def _finish(self, begun: bool) -> None:
         """Everything after the last step, from committed state."""
         state = self._state
         self._end_steps()
         self._phase("finishing", "rollouts in flight")
         await self._end_groups()
-        await self._final_checkpoint()
-        await self._final_evaluation()
+        if begun:
+            await self._final_checkpoint()
+            await self._final_evaluation()
+        await self._evaluations.cancel()
         self._producer.record_sample(force=True)
         await self._recorder.flush_producer_samples()
         await self._recorder.finish(state.admission.initial_version, state.admission.version)
@@ -251,14 +284,14 @@ class TrainRun:
 
     async def _final_checkpoint(self) -> None:
         state = self._state
-        while self._config.save_final_checkpoint and state.checkpoints[-1].step != state.step:
+        while self._config.save_final_checkpoint and not state.saved:
             self._phase("finishing", "the final checkpoint")
             try:
                 saved = await save_checkpoint(self._trainer, state, state.step)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
             except LeaseLostError as loss:
-                await self._recovery.recover(loss)
-                await self._producer.settle_fatal()
+                if not await self._recover(loss):
+                    return
 
     async def _final_evaluation(self) -> None:
         state = self._state
@@ -266,9 +299,9 @@ class TrainRun:
         while state.evaluating is not None or self._evaluations.wanted(state.admission.version):
             await self._evaluations.start(state.admission.version)
             await self._evaluations.finish(lambda: self._trainer.lost)
-            if self._trainer.lost:
-                await self._recovery.recover(LeaseLostError("its session ended", "SessionEnded"))
-                await self._producer.settle_fatal()
+            ended = LeaseLostError("its session ended", "SessionEnded")
+            if self._trainer.lost and not await self._recover(ended):
+                return
 
     async def _end_groups(self) -> None:
         state = self._state
@@ -283,7 +316,7 @@ class TrainRun:
         self._end_steps()
         self._phase("cancelling" if is_cancelled_exception(error) else "failing", "cleanup")
         cleanup = asyncio.create_task(self._clean_up())
-        while not cleanup.done():
+        while not cleanup.done() and not self._guard.was_reset:
             # A second cancellation must not interrupt the cleanup of the first.
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await asyncio.shield(cleanup)
@@ -455,6 +488,7 @@ class TrainRun:
             folder=state.run.folder,
             phase=state.phase,
             waiting_for=state.waiting_for,
+            standstill=state.standstill,
             step=state.step,
             total_steps=math.ceil(state.cursor.total / config.prompt_groups_per_step),
             version=admission.version,
@@ -472,6 +506,7 @@ class TrainRun:
             lease_epoch=state.epoch,
             checkpoint=state.checkpoint,
             error=state.fatal.error if state.fatal else None,
+            origin=str(state.origin) if state.origin else None,
             notes=state.notes,
         )
 
@@ -480,13 +515,18 @@ class TrainRun:
     def _phase(self, phase: str, waiting_for: str) -> None:
         self._state.phase, self._state.waiting_for = phase, waiting_for
 
+    @property
+    def _told(self) -> tuple[str, str, str, list[str]]:
+        """What changes the page of the run: figures alone don't."""
+        state = self._state
+        return state.phase, state.waiting_for, state.standstill, state.notes
+
     async def _narrate(self) -> None:
         """Keep what the UI shows in step with where the run is."""
-        state = self._state
         while True:
             self._show()
-            shown = (state.phase, state.waiting_for)
-            await workflow.wait_condition(lambda: (state.phase, state.waiting_for) != shown)  # noqa: B023
+            shown = self._told
+            await workflow.wait_condition(lambda: self._told != shown)  # noqa: B023
 
     def _show(self) -> None:
         """Current details in the UI, and what runs can be filtered by."""

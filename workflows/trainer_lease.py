@@ -6,6 +6,7 @@ too. Owns nothing of training: mutations go straight to the lease's own task que
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
@@ -13,8 +14,8 @@ from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
     TimeoutError,
-    is_cancelled_exception,
 )
+from temporalio.workflow import ActivityCancellationType
 
 with workflow.unsafe.imports_passed_through():
     from activities.failure_types import TRAINER_STATE_LOST
@@ -22,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.trainer import TrainerActivities
     from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder
     from workflows.queues import TRAINER_QUEUE
+    from workflows.resets import ResetGuard
 
 ACQUIRE_TIMEOUT = timedelta(minutes=15)
 ACQUIRE_HEARTBEAT = timedelta(seconds=5)
@@ -40,32 +42,63 @@ class TrainerLease:
         self._order = order
         self._ref = LeaseRef(run=order.run, epoch=order.epoch)
         self._release = False
+        self._guard = ResetGuard()
 
     @workflow.run
     async def run(self, order: LeaseOrder) -> None:
+        self._guard.watch()
         try:
-            grant = await self._acquire()
-        except ActivityError as error:
-            await self._tell_ended(error)
-            return
-        await self._signal("lease_granted", LeaseGranted(grant=grant))
-        await self._hold(grant)
+            await self._live()
+        except (Exception, asyncio.CancelledError):
+            if self._guard.was_reset:
+                raise self._guard.error() from None
+            raise
 
     @workflow.signal
     def release(self) -> None:
         """The run doesn't need the lease any more."""
         self._release = True
 
+    async def _live(self) -> None:
+        try:
+            grant = await self._acquire()
+        except (ActivityError, asyncio.CancelledError) as error:
+            self._guard.check()
+            await self._tell_ended(None if self._release else error)
+            return
+        await self._signal("lease_granted", LeaseGranted(grant=grant))
+        await self._hold(grant)
+
     async def _acquire(self) -> LeaseGrant:
-        return await workflow.execute_activity_method(
-            TrainerActivities.acquire_lease,
-            AcquireLease(run=self._order.run, epoch=self._order.epoch),
-            task_queue=TRAINER_QUEUE,
-            start_to_close_timeout=ACQUIRE_TIMEOUT,
-            heartbeat_timeout=ACQUIRE_HEARTBEAT,
-            retry_policy=RetryPolicy(maximum_attempts=3),
-            summary=f"lease {self._order.epoch} · acquire",
+        """A session; one that came after all, though the run had ceased to want it, too.
+
+        Raises:
+            ActivityError, asyncio.CancelledError: none was to be had, or is wanted.
+        """
+        acquiring = asyncio.ensure_future(
+            workflow.execute_activity_method(
+                TrainerActivities.acquire_lease,
+                AcquireLease(run=self._order.run, epoch=self._order.epoch),
+                task_queue=TRAINER_QUEUE,
+                start_to_close_timeout=ACQUIRE_TIMEOUT,
+                heartbeat_timeout=ACQUIRE_HEARTBEAT,
+                retry_policy=RetryPolicy(maximum_attempts=3),
+                cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+                summary=f"lease {self._order.epoch} · acquire",
+            )
         )
+        await self._released_or(acquiring)
+        if not acquiring.done():
+            acquiring.cancel()
+        return await asyncio.shield(acquiring)
+
+    async def _released_or(self, ended: "asyncio.Future[Any]") -> None:
+        """Return when the run, or a person who cancels, gives the lease back, or it has ended."""
+        try:
+            await workflow.wait_condition(lambda: self._release or ended.done())
+        except asyncio.CancelledError:
+            self._guard.check()
+            self._release = True
 
     async def _hold(self, grant: LeaseGrant) -> None:
         holding = asyncio.ensure_future(
@@ -80,12 +113,7 @@ class TrainerLease:
                 summary=f"lease {grant.epoch} · held by {grant.holder} · {grant.session}",
             )
         )
-        try:
-            await workflow.wait_condition(lambda: self._release or holding.done())
-        except (Exception, asyncio.CancelledError) as error:
-            # Cancelled with the session still open: give it back all the same.
-            if not is_cancelled_exception(error):
-                raise
+        await self._released_or(holding)
         if holding.done():
             await self._tell_ended(holding.exception())
             return

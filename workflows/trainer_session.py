@@ -53,11 +53,13 @@ class TrainerSession:
     def lost(self) -> bool:
         return self._state.lease_end is not None
 
-    async def acquire(self) -> None:
+    async def acquire(self, unwanted: Callable[[], bool] = lambda: False) -> None:
         """Start a TrainerLease under the next epoch, and wait until it holds a session.
 
+        unwanted: whether there is no need for one any more.
+
         Raises:
-            LeaseLostError: none was to be had.
+            LeaseLostError: none was to be had, or none is wanted.
         """
         state = self._state
         await self._give_up()
@@ -71,11 +73,14 @@ class TrainerSession:
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             static_summary=f"trainer lease, epoch {state.epoch}",
         )
-        await workflow.wait_condition(lambda: state.grant is not None or self.lost)
+        await workflow.wait_condition(lambda: state.grant is not None or self.lost or unwanted())
+        if state.grant is None and not self.lost:
+            await self.abandon(LeaseLostError("no session is wanted any more", "Unwanted"))
         self.check()
 
     def on_granted(self, message: LeaseGranted) -> None:
-        if message.grant.epoch == self._state.epoch:
+        """Take in the session; a lease has one, whatever else is granted under its epoch."""
+        if message.grant.epoch == self._state.epoch and self._state.grant is None:
             self._state.grant = message.grant
 
     def on_ended(self, message: LeaseEnded) -> None:

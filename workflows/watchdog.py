@@ -17,6 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.messages import EvaluationReport, GroupReport
     from workflows.producer import Producer
     from workflows.queues import ORCHESTRATOR_QUEUE
+    from workflows.records import Recorder
     from workflows.state import RunState
     from workflows.trainer_session import TrainerSession
 
@@ -35,11 +36,13 @@ class Watchdog:
         producer: Producer,
         trainer: TrainerSession,
         evaluations: Evaluations,
+        recorder: Recorder,
     ) -> None:
         self._state = state
         self._producer = producer
         self._trainer = trainer
         self._evaluations = evaluations
+        self._recorder = recorder
         self._told = 0.0
         """The standstill that a person has been told of, by its beginning."""
         self.looking = False
@@ -61,15 +64,10 @@ class Watchdog:
         return workflow.time() - self._state.progress_at >= INTERVAL
 
     async def _look(self) -> None:
-        state = self._state
         out = self._producer.groups_out
         for start in range(0, max(1, len(out)), GROUPS_PER_LOOK):
             await self._look_after(out[start : start + GROUPS_PER_LOOK])
-        quiet = workflow.time() - state.progress_at
-        if quiet >= NO_PROGRESS and self._told != state.progress_at:
-            self._told = state.progress_at
-            minutes = round(quiet / 60)
-            state.note(f"nothing has moved for {minutes} min; waiting for {state.waiting_for}")
+        await self._tell_standstill()
 
     async def _look_after(self, groups: list[GroupKey]) -> None:
         """Look for some groups, for the lease and for the evaluation."""
@@ -108,3 +106,19 @@ class Watchdog:
                 version=state.evaluating, metrics={}, error="its workflow ended without a report"
             )
             await self._evaluations.on_finished(report)
+
+    async def _tell_standstill(self) -> None:
+        """Status and details say so for as long as it lasts; a note and a metrics record stay."""
+        state = self._state
+        quiet = workflow.time() - state.progress_at
+        if quiet < NO_PROGRESS:
+            return
+        minutes = round(quiet / 60)
+        text = f"nothing has moved for {minutes} min; waiting for {state.waiting_for}"
+        state.standstill = text
+        if self._told != state.progress_at:
+            self._told = state.progress_at
+            state.note(text)
+            self._producer.record_sample(force=True)
+            if self._recorder.idle:
+                await self._recorder.flush_producer_samples()

@@ -4,14 +4,14 @@ Owns survival, advantages, the dynamic filter and the group's manifest in the st
 retries (the workflow's) or datums (datums.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.advantages import group_zscore, sample_std
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import GroupKey, RolloutOutcome, StoredRef, group_key, rollout_key
+from everburn.refs import GROUPS, GroupKey, RolloutOutcome, StoredRef, group_key, rollout_key
 from everburn.rollouts import RolloutRun
 from everburn.store import ArtifactStore
 
@@ -138,3 +138,8 @@ def find_group(store: ArtifactStore, key: GroupKey) -> GroupManifest | None:
 def load_group(store: ArtifactStore, key: GroupKey) -> GroupManifest:
     """The manifest of a completed group. Raises FileNotFoundError."""
     return GroupManifest.model_validate(store.get_json(group_key(key)))
+
+
+def all_groups(store: ArtifactStore) -> Iterator[GroupManifest]:
+    """The manifests of all completed groups, in order of cursor and attempt."""
+    return (GroupManifest.model_validate(store.get_json(key)) for key in store.keys(GROUPS))

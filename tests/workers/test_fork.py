@@ -1,0 +1,187 @@
+"""A fork begins where another run was, needs nothing of it any more, and holds its own ledger."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everburn.checkpoints import find_checkpoint
+from everburn.emulator.checkpoints import weights_digest
+from everburn.ledger import read_ledger
+from everburn.refs import RunRef
+from everburn.store import ArtifactStore
+from support.command_line import Everburn, wait_until
+from workers.errors import BadInputError
+from workers.fork import plan_fork
+from workers.ports import free_port
+from workers.stack_folder import StackFolder
+
+TASK = """
+from everburn import RolloutRun, RolloutSample
+
+def make_rollout_fn(setup):
+    async def rollout_fn(sample_prompt):
+        prompt = setup.tokenizer.encode(sample_prompt["prompt"])
+        sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
+        reward = float(sum(sample.tokens) % 7) * setup.extras.get("scale", 1.0)
+        return RolloutRun([RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, reward)])
+    return rollout_fn
+
+def rows():
+    return [{"prompt": f"{10 + index}+{10 + index}="} for index in range(8)]
+"""
+
+CONFIG = {
+    "rollout": "sums:make_rollout_fn",
+    "dataset": {"name": "sums:rows"},
+    "base_model": "accounts/everburn/models/tiny",
+    "lora_rank": 4,
+    "backend": "emulator",
+    "prompt_groups_per_step": 2,
+    "max_head_offpolicy_versions": 1,
+    "max_completion_tokens": 4,
+    "learning_rate": 0.01,
+    "dcp_save_interval": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def everburn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everburn]:
+    """A stack that stays up, and a run of four steps, `first`, that has ended."""
+    command = Everburn(tmp_path_factory.mktemp("forks").resolve())
+    (command.folder / "sums.py").write_text(TASK)
+    (command.folder / "run.json").write_text(json.dumps(CONFIG))
+    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
+    stack = StackFolder(command.folder)
+    dev = command.start("dev", *ports)
+    try:
+        wait_until(
+            lambda: (state := stack.find()) is not None and state.phase == "running",
+            "the stack to run",
+        )
+        done = command("run", "run.json", "--id", "first")
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield command
+    finally:
+        dev.terminate()
+        dev.wait()
+        command.close()
+
+
+def store_of(everburn: Everburn, run: str) -> ArtifactStore:
+    return ArtifactStore.of(RunRef(store=str(everburn.folder / "runs"), id=run))
+
+
+def check_verified(everburn: Everburn, run: str, steps: int, rows: int) -> None:
+    done = everburn("verify", run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{steps} steps re-executed, {rows} rows trained once" in done.stdout
+
+
+def test_a_fork_goes_on_from_its_step_without_the_run_it_comes_from(everburn: Everburn) -> None:
+    done = everburn("fork", "first", "--at-step", "3", "--id", "second", "--set", "epochs=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "forked from run first at step 3" in done.stdout
+    assert "trained after 8 steps on 16 rows" in done.stdout
+
+    first, second = store_of(everburn, "first"), store_of(everburn, "second")
+    past, taken = read_ledger(first)[:3], read_ledger(second)
+    assert taken[:3] == past
+    assert min(entry.epoch for entry in taken[3:]) > max(entry.epoch for entry in past)
+    assert [entry.changes for entry in taken[3:] if entry.changes] == [{"epochs": 2}]
+    assert second.get_json("origin.json")["run"]["id"] == "first"
+    status = everburn("status", "second")
+    assert "forked from run first at step 3" in status.stdout
+
+    folder = everburn.folder / "runs" / "first"
+    folder.rename(folder.with_name("away"))
+    try:
+        check_verified(everburn, "second", steps=8, rows=16)
+    finally:
+        folder.with_name("away").rename(folder)
+    check_verified(everburn, "first", steps=4, rows=8)
+
+
+def test_replayed_weights_are_those_of_the_run_it_comes_from(everburn: Everburn) -> None:
+    """Without the checkpoint of the step itself, which is there to compare with."""
+    first = store_of(everburn, "first")
+    saved = find_checkpoint(first, 4)
+    assert saved is not None
+    record = Path(first.path("checkpoints/state-4"))
+    record.rename(record.with_name("away"))
+    try:
+        done = everburn("fork", "first", "--at-step", "4", "--id", "same")
+    finally:
+        record.with_name("away").rename(record)
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = find_checkpoint(store_of(everburn, "same"), 4)
+    assert again is not None and again.path != saved.path
+    home = StackFolder(everburn.folder).emulator_home
+    assert weights_digest(home, again.path) == weights_digest(home, saved.path)
+
+
+def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
+    long = everburn.start("run", "run.json", "--id", "long", "--set", "epochs=10")
+    parent = store_of(everburn, "long")
+    wait_until(lambda: len(read_ledger(parent)) >= 3, "three steps")
+    changes = ["--set", "extras.scale=2", "--set", "learning_rate=0.001", "--set", "epochs=1"]
+    done = everburn("fork", "long", "--at-step", "2", "--id", "branch", *changes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # A changed task: what was sampled for the old one isn't trained.
+    assert "0 untrained groups come along" in done.stdout
+    long.terminate()
+    assert long.wait(timeout=120) == 0, everburn.output
+    check_verified(everburn, "branch", steps=4, rows=8)
+    assert everburn("verify", "long").returncode == 0
+    rates = [entry.adam.learning_rate for entry in read_ledger(store_of(everburn, "branch"))]
+    assert rates == [0.01, 0.01, 0.001, 0.001]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "run_id", "changes", "complaint"),
+    [
+        ("nowhere", 1, "x", [], "there is no run in"),
+        ("first", 5, "x", [], "has committed 4 steps so far: it can be forked at step 0 to 4"),
+        ("first", 1, "first", [], "is there already: choose another --id"),
+        ("first", 1, ".x", [], "can't be a run id"),
+        ("first", 1, "x", ["base_model=other"], "base_model can't change in a fork"),
+        ("first", 1, "x", ["lora_rank=8"], "lora_rank can't change in a fork"),
+        ("first", 1, "x", ["dataset=rows.jsonl"], "dataset can't change in a fork"),
+        ("first", 1, "x", ["learning_rate=-1"], "learning_rate"),
+        ("first", 1, "x", ["learnin_rate=1"], "did you mean learning_rate"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused_before_anything_starts(
+    everburn: Everburn, name: str, step: int, run_id: str, changes: list[str], complaint: str
+) -> None:
+    before = sorted(path.name for path in (everburn.folder / "runs").iterdir())
+    with pytest.raises(BadInputError, match=re.escape(complaint)):
+        plan_fork(name, step, run_id, changes, everburn.folder)
+    assert sorted(path.name for path in (everburn.folder / "runs").iterdir()) == before
+
+
+def test_a_run_without_a_saved_state_cannot_be_forked(everburn: Everburn) -> None:
+    checkpoints = Path(store_of(everburn, "first").path("checkpoints"))
+    checkpoints.rename(checkpoints.with_name("away"))
+    try:
+        with pytest.raises(BadInputError, match="no checkpoint of step 4 or before"):
+            plan_fork("first", 4, "none", [], everburn.folder)
+    finally:
+        checkpoints.with_name("away").rename(checkpoints)
+
+
+def test_an_id_that_the_server_knows_is_refused_before_anything_is_copied(
+    everburn: Everburn,
+) -> None:
+    folder = everburn.folder / "runs" / "first"
+    moved = folder.with_name("moved")
+    folder.rename(moved)
+    try:
+        done = everburn("fork", "moved", "--at-step", "4", "--id", "first")
+        assert done.returncode == 2
+        assert "there is a run 'first' already" in done.stderr
+        assert not folder.exists()
+    finally:
+        moved.rename(folder)
