@@ -25,6 +25,7 @@ from activities.failure_types import (
     application_error,
     final_errors,
 )
+from activities.heartbeats import THROTTLE
 from activities.messages import (
     AcquireLease,
     LeaseGrant,
@@ -266,6 +267,7 @@ class TrainerActivities:
                 self.replay_step,
             ],
             max_concurrent_activities=LEASE_SLOTS,
+            max_heartbeat_throttle_interval=THROTTLE,
             graceful_shutdown_timeout=LEASE_GRACE,
         )
         return _Held(lease, worker, asyncio.create_task(worker.run()))
