@@ -470,6 +470,7 @@ class TrainRun:
             elapsed_seconds=workflow.time() - state.started_at,
             evaluations=state.evaluations,
             lease_epoch=state.epoch,
+            recovered=state.recovered,
             checkpoint=state.checkpoint,
             error=state.fatal.error if state.fatal else None,
             notes=state.notes,
@@ -517,4 +518,5 @@ class TrainRun:
             seconds=workflow.time() - state.started_at,
             checkpoint=state.checkpoint,
             evaluations=state.evaluations,
+            recovered=state.recovered,
         )

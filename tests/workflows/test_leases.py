@@ -16,6 +16,7 @@ from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import Gate
 from workflows import trainer_lease
+from workflows.details import describe
 
 LOST = TrainerStateLostError("the service restarted")
 
@@ -42,7 +43,30 @@ async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Sta
         "save_checkpoint state-3",
     ]
     assert len(run.script.begun) == 6  # no rollout is made again
-    assert run.metrics()[-1]["recovery/leases"] == 2
+
+
+async def test_what_a_loss_cost_is_recorded_and_shown(start: Start):
+    run = await start(Script(), rows=3)
+    run.trainer.fail_once("optim_step", LOST, after=1)
+    result = await run.result()
+
+    before, after, last = run.metrics()
+    assert not any(name.startswith("recovery/") for name in before)
+    recovered = result.recovered
+    assert recovered is not None
+    assert (recovered.leases, recovered.redone_steps, recovered.reused_rollouts) == (2, 1, 2)
+    assert 0 < recovered.seconds < after["perf/step_time"]
+    for record in (after, last):
+        assert {k: v for k, v in record.items() if k.startswith("recovery/")} == {
+            "recovery/leases": 2,
+            "recovery/redone_steps": 1,
+            "recovery/rollouts_reused": 2,
+            "recovery/seconds": recovered.seconds,
+        }
+    status = await run.status()
+    assert status.recovered == recovered
+    assert recovered.text.startswith("2 trainer sessions, 1 step replayed, 2 rollouts reused, ")
+    assert f"| recovered | {recovered.text} |" in describe(status)
 
 
 async def test_a_session_lost_at_a_checkpoint_leaves_its_step_published_once(start: Start):
