@@ -171,11 +171,15 @@ class TrainerActivities:
 
     @activity.defn
     async def optim_step(self, order: OptimStep) -> OptimStepped:
+        from everburn.trainers.finite import require_finite_metrics
+
         lease = self._lease(order.lease)
 
         async def step() -> OptimStepped:
             started = time.monotonic()
-            metrics = await lease.trainer.optim_step(order.adam)
+            metrics = dict(
+                require_finite_metrics("optim_step", await lease.trainer.optim_step(order.adam))
+            )
             return OptimStepped(metrics=metrics, seconds=time.monotonic() - started)
 
         return await self._once(lease, order.lease, order.step, "optim_step", 0, step)
@@ -361,6 +365,7 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.refs import decode_groups
     from everburn.run_folder import stored_config
     from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.finite import require_finite_gradients
     from everburn.trainers.serverless import wire_loss_of
 
     run = order.lease.run
@@ -380,6 +385,7 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
         lambda: lease.trainer.forward_backward(datums, config.loss, config.loss_config),
     )
     seconds = time.monotonic() - started
+    require_finite_gradients(gradients)
     _, clip = wire_loss_of(config.loss, config.loss_config)
     return Submitted(
         datums=len(datums),

@@ -42,13 +42,25 @@ class Recovery:
         """Bring a trainer to the state after the last committed step, whatever it takes."""
         state = self._state
         self._producer.open = False
+        restored = await self._until_restored(loss)
+        state.reused_rollouts += sum(group.n for group in state.queue.batch)
+        state.queue.restart()
+        if restored:
+            self._producer.start()
+
+    async def _until_restored(self, loss: LeaseLostError) -> bool:
+        """Try new leases; false once the step is suspected, and the trainer still lost."""
+        state = self._state
         attempts = 0
+        await self._trainer.abandon(loss)
         while not self._suspicious(loss):
             state.phase = f"recovering from a lost lease ({loss})"
             try:
                 await self._restore()
-                break
+                return True
             except LeaseLostError as error:
+                # However it was lost: its weights aren't those of any step.
+                await self._trainer.abandon(error)
                 loss = error
                 if state.grant is None:
                     # No session was to be had: that says nothing about the step.
@@ -57,9 +69,7 @@ class Recovery:
                     attempts += 1
                 else:
                     state.losses += 1
-        state.reused_rollouts += sum(group.n for group in state.queue.batch)
-        state.queue.restart()
-        self._producer.start()
+        return False
 
     def _suspicious(self, loss: LeaseLostError) -> bool:
         state = self._state

@@ -184,6 +184,7 @@ class TrainRun:
             except LeaseLostError as error:
                 if state.grant is None:
                     raise
+                await self._trainer.abandon(error)
                 loss = error
         raise loss
 
