@@ -3,8 +3,8 @@
 Every activity that has a heartbeat timeout is heartbeaten from the worker's own event loop for as
 long as it runs. User code runs on another loop (everburn/user_loop.py), so it can block for
 seconds without losing its activity. Heartbeats say that the process lives, nothing more: finished
-work is in the store. Their answers bring cancellations, so that a call that nobody wants any more ends
-within one beat.
+work is in the store. Their answers bring cancellations, so that a call that nobody wants any more
+ends within one beat.
 """
 
 import asyncio
@@ -19,11 +19,10 @@ from temporalio.worker import (
     Interceptor,
 )
 
-
 THROTTLE = timedelta(seconds=1)
 """For all workers, `max_heartbeat_throttle_interval`. Left to itself the SDK passes on one heartbeat
-per 0.8 timeouts, which makes a worker that stands still for the rest of one a dead worker, and lets a
-cancelled call run on for as long."""
+per 0.8 timeouts: a worker that stands still for the rest of one is taken for dead, and a cancelled
+call runs on for as long."""
 
 
 class HeartbeatInterceptor(Interceptor):
