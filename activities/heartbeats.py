@@ -20,7 +20,7 @@ from temporalio.worker import (
 )
 
 THROTTLE = timedelta(seconds=1)
-"""For all workers, `max_heartbeat_throttle_interval`. Left to itself the SDK passes on one heartbeat
+"""For all workers, `max_heartbeat_throttle_interval`. Left to itself the SDK passes on a heartbeat
 per 0.8 timeouts: a worker that stands still for the rest of one is taken for dead, and a cancelled
 call runs on for as long."""
 
