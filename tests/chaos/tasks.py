@@ -1,7 +1,7 @@
 """The tiny task with user code that does what it shouldn't, where a run's `extras` say so.
 
-extras: `late`, rows whose completions take longer; `flat`, rows that teach nothing; `mischief`, what
-completion 1 of row 2 does, the first time it is run, or each time where `always` is set.
+extras: `late`, rows whose completions take longer; `flat`, rows that teach nothing; `mischief`,
+what completion 1 of row 2 does, the first time it is run, or each time where `always` is set.
 """
 
 import asyncio
