@@ -86,11 +86,11 @@ async def open_serverless(config: "RunConfig") -> "Trainer":
 
 def preload() -> None:
     """Import what the first lease needs: the SDK, and what makes its requests."""
-    importlib.import_module("everburn.learning.submissions")
-    sdk = importlib.import_module("fireworks.training.sdk")
-    # The SDK imports what is behind its names on their first use.
-    for name in ("FiretitanServiceClient", "Datum", "RequestFailedError"):
-        getattr(sdk, name)
+    from everburn.trainers import sdk
+
+    for name in ("everburn.learning.submissions", "everburn.replay", "everburn.trainers.finite"):
+        importlib.import_module(name)
+    sdk.load()
 
 
 class TrainerActivities:
