@@ -3,7 +3,8 @@
 Every activity that has a heartbeat timeout is heartbeaten from the worker's own event loop for as
 long as it runs. User code runs on another loop (everburn/user_loop.py), so it can block for
 seconds without losing its activity. Heartbeats say that the process lives, nothing more: finished
-work is in the store.
+work is in the store. Their answers bring cancellations, so that a call that nobody wants any more
+ends within one beat.
 """
 
 import asyncio
@@ -17,6 +18,11 @@ from temporalio.worker import (
     ExecuteActivityInput,
     Interceptor,
 )
+
+THROTTLE = timedelta(seconds=1)
+"""For all workers, `max_heartbeat_throttle_interval`. Left to itself the SDK passes on a heartbeat
+per 0.8 timeouts: a worker that stands still for the rest of one is taken for dead, and a cancelled
+call runs on for as long."""
 
 
 class HeartbeatInterceptor(Interceptor):

@@ -25,6 +25,7 @@ from activities.failure_types import (
     application_error,
     final_errors,
 )
+from activities.heartbeats import THROTTLE
 from activities.messages import (
     AcquireLease,
     LeaseGrant,
@@ -89,11 +90,11 @@ async def open_serverless(config: "RunConfig") -> "Trainer":
 
 def preload() -> None:
     """Import what the first lease needs: the SDK, and what makes its requests."""
-    importlib.import_module("everburn.learning.submissions")
-    sdk = importlib.import_module("fireworks.training.sdk")
-    # The SDK imports what is behind its names on their first use.
-    for name in ("FiretitanServiceClient", "Datum", "RequestFailedError"):
-        getattr(sdk, name)
+    from everburn.trainers import sdk
+
+    for name in ("everburn.learning.submissions", "everburn.replay", "everburn.trainers.finite"):
+        importlib.import_module(name)
+    sdk.load()
 
 
 class TrainerActivities:
@@ -192,11 +193,15 @@ class TrainerActivities:
 
     @activity.defn
     async def optim_step(self, order: OptimStep) -> OptimStepped:
+        from everburn.trainers.finite import require_finite_metrics
+
         lease = self._lease(order.lease)
 
         async def step() -> OptimStepped:
             started = time.monotonic()
-            metrics = await lease.trainer.optim_step(order.adam)
+            metrics = dict(
+                require_finite_metrics("optim_step", await lease.trainer.optim_step(order.adam))
+            )
             return OptimStepped(metrics=metrics, seconds=time.monotonic() - started)
 
         return await self._once(lease, order.lease, order.step, "optim_step", 0, step)
@@ -317,6 +322,7 @@ class TrainerActivities:
                 self.replay_step,
             ],
             max_concurrent_activities=LEASE_SLOTS,
+            max_heartbeat_throttle_interval=THROTTLE,
             graceful_shutdown_timeout=LEASE_GRACE,
         )
         return _Held(lease, worker, asyncio.create_task(worker.run()))
@@ -427,6 +433,7 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.refs import decode_groups
     from everburn.run_folder import stored_config
     from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.finite import require_finite_gradients
     from everburn.trainers.serverless import wire_loss_of
 
     run = order.lease.run
@@ -447,6 +454,7 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
         lambda: lease.trainer.forward_backward(datums, config.loss, config.loss_config),
     )
     seconds = time.monotonic() - started
+    require_finite_gradients(gradients)
     _, clip = wire_loss_of(config.loss, config.loss_config)
     return Submitted(
         datums=len(datums),

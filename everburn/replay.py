@@ -13,6 +13,7 @@ from everburn.learning.submissions import SubmissionManifest, recorded_datums
 from everburn.ledger import LedgerEntry, PreparedBatch
 from everburn.store import ArtifactStore
 from everburn.trainers import Trainer
+from everburn.trainers.finite import require_finite_gradients, require_finite_metrics
 
 
 async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry) -> None:
@@ -27,9 +28,10 @@ async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry
         manifest = SubmissionManifest.model_validate(store.get_json(ref))
         datums = await asyncio.to_thread(_datums, store, manifest, entry.prepared)
         pending.append(trainer.forward_backward(datums, entry.loss, entry.loss_config))
-    await asyncio.gather(*pending)
+    for gradients in await asyncio.gather(*pending):
+        require_finite_gradients(gradients)
     if entry.updated:
-        await trainer.optim_step(entry.adam)
+        require_finite_metrics("optim_step", await trainer.optim_step(entry.adam))
 
 
 def _datums(

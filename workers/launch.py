@@ -291,6 +291,8 @@ def _tell_result(console: Console, run: RunRef, result: RunResult) -> None:
     verb = "stopped" if result.stopped else "trained"
     took = duration(result.seconds)
     _say(console, f"{verb} after {result.steps} steps on {result.rows} rows in {took}")
+    if result.recovered is not None:
+        _say(console, f"recovered: {result.recovered.text}")
     if result.checkpoint is not None:
         _say(console, f"checkpoint: {result.checkpoint}")
 

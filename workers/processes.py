@@ -14,6 +14,7 @@ from typing import Literal
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
+from activities.heartbeats import THROTTLE
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
 from activities.rollouts import RolloutActivities
@@ -58,6 +59,7 @@ def orchestrator(client: Client) -> Worker:
             reconciliation.run_is_open,
         ],
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+        max_heartbeat_throttle_interval=THROTTLE,
         graceful_shutdown_timeout=GRACE,
     )
 
@@ -76,6 +78,7 @@ def rollout_worker(client: Client, activities: RolloutActivities, slots: int) ->
             activities.complete_evaluation,
         ],
         max_concurrent_activities=slots,
+        max_heartbeat_throttle_interval=THROTTLE,
         graceful_shutdown_timeout=GRACE,
     )
 
@@ -88,6 +91,7 @@ def trainer_worker(client: Client, activities: TrainerActivities) -> Worker:
         activities=[activities.acquire_lease],
         # A worker that stands still keeps what its pollers have been given until that times out.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
+        max_heartbeat_throttle_interval=THROTTLE,
         graceful_shutdown_timeout=GRACE,
     )
 

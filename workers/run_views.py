@@ -51,6 +51,8 @@ async def show_run(server: Server, run_id: str | None, console: Console) -> None
         lines.append(f"failed: {failure}")
     elif status.error is not None:
         lines.append(f"error: {status.error}")
+    if status.recovered is not None:
+        lines.append(f"recovered: {status.recovered.text}")
     if status.checkpoint is not None:
         lines.append(f"checkpoint: {status.checkpoint}")
     lines += [f"note: {note}" for note in status.notes]

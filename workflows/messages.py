@@ -94,6 +94,33 @@ class StopRequest(Message):
     drain: bool = False
 
 
+class Recovered(Message):
+    """What a run has lost and got back so far."""
+
+    leases: int
+    """Trainer sessions used."""
+    redone_steps: int
+    reused_rollouts: int
+    """Completions of which finished work was used again."""
+    seconds: float
+    """Spent on getting trainers back."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        counted = [
+            _counted(self.leases, "trainer session") if self.leases > 1 else "",
+            _counted(self.redone_steps, "step", " replayed"),
+            _counted(self.reused_rollouts, "rollout", " reused"),
+        ]
+        spent = f"{self.seconds:.0f} s spent recovering"
+        return ", ".join(text for text in (*counted, spent) if text)
+
+
+def _counted(number: int, noun: str, fate: str = "") -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}{fate}" if number else ""
+
+
 class Status(Message):
     """Where a run is; the answer of the `status` query."""
 
@@ -117,6 +144,8 @@ class Status(Message):
     elapsed_seconds: float
     evaluations: dict[int, dict[str, float]]
     lease_epoch: int
+    recovered: Recovered | None = None
+    """None while nothing was lost."""
     checkpoint: str | None
     error: str | None
     folder: str
@@ -139,3 +168,4 @@ class RunResult(Message):
     """From its start, or from where it was resumed."""
     checkpoint: str | None
     evaluations: dict[int, dict[str, float]]
+    recovered: Recovered | None = None

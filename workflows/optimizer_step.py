@@ -376,12 +376,12 @@ class OptimizerStep:
                 "train/ratio_mean": sum(r.ratio_sum for r in submitted) / tokens,
                 "train/clip_frac": sum(r.clipped for r in submitted) / tokens,
             }
-        if self.state.epoch > 1 or self.state.reused_rollouts:
+        if (recovered := self.state.recovered) is not None:
             values |= {
-                "recovery/leases": self.state.epoch,
-                "recovery/redone_steps": self.state.redone_steps,
-                "recovery/rollouts_reused": self.state.reused_rollouts,
-                "recovery/seconds": self.state.recovery_seconds,
+                "recovery/leases": recovered.leases,
+                "recovery/redone_steps": recovered.redone_steps,
+                "recovery/rollouts_reused": recovered.reused_rollouts,
+                "recovery/seconds": recovered.seconds,
             }
         if optimized is not None and "grad_norm" in optimized.metrics:
             values["train/grad_norm"] = optimized.metrics["grad_norm"]

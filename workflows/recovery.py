@@ -6,6 +6,7 @@ from the groups in the queue. Doesn't own how the loss was noticed (trainer_sess
 """
 
 import contextlib
+from typing import Literal
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
@@ -22,6 +23,8 @@ MAX_LOSSES = 3
 """Losses at one step, after which the step itself is suspected: a datum may be the killer."""
 BACKOFF = (1, 2, 5, 10, 30)
 """Seconds between attempts to get a session."""
+
+_Outcome = Literal["restored", "suspected", "unwanted"]
 
 
 class Recovery:
@@ -46,13 +49,28 @@ class Recovery:
         """Bring a trainer to the state after the last committed step, whatever it takes."""
         state = self._state
         self._producer.open = False
+        outcome = await self._until_restored(loss)
+        if outcome == "unwanted":
+            return False
+        state.reused_rollouts += sum(group.n for group in state.queue.batch)
+        state.queue.restart()
+        if outcome == "restored":
+            self._producer.start()
+        return True
+
+    async def _until_restored(self, loss: LeaseLostError) -> _Outcome:
+        """Try new leases until one holds, the step is suspected, or nobody needs one any more."""
+        state = self._state
         attempts = 0
+        await self._trainer.abandon(loss)
         while not self._suspicious(loss):
             state.phase = f"recovering from a lost lease ({loss})"
             try:
                 await self._restore()
-                break
+                return "restored"
             except LeaseLostError as error:
+                # However it was lost: its weights aren't those of any step.
+                await self._trainer.abandon(error)
                 loss = error
                 if state.grant is None:
                     # No session was to be had: that says nothing about the step.
@@ -62,11 +80,8 @@ class Recovery:
                 else:
                     state.losses += 1
                 if self._unwanted():
-                    return False
-        state.reused_rollouts += sum(group.n for group in state.queue.batch)
-        state.queue.restart()
-        self._producer.start()
-        return True
+                    return "unwanted"
+        return "suspected"
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

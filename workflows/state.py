@@ -15,7 +15,7 @@ from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor
 from everburn.scheduling.gauges import Gauges
 from everburn.scheduling.queue import GroupQueue
-from workflows.messages import LeaseEnded
+from workflows.messages import LeaseEnded, Recovered
 
 STATE_SCHEMA = 1
 MAX_NOTES = 10
@@ -181,6 +181,18 @@ class RunState(BaseModel):
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
+
+    @property
+    def recovered(self) -> Recovered | None:
+        """What was lost and got back so far; None while nothing was."""
+        if self.epoch <= 1 and not self.reused_rollouts:
+            return None
+        return Recovered(
+            leases=self.epoch,
+            redone_steps=self.redone_steps,
+            reused_rollouts=self.reused_rollouts,
+            seconds=self.recovery_seconds,
+        )
 
     @property
     def batch_sealed(self) -> bool:

@@ -210,6 +210,7 @@ class TrainRun:
             except LeaseLostError as error:
                 if state.grant is None:
                     raise
+                await self._trainer.abandon(error)
                 loss = error
         raise loss
 
@@ -504,6 +505,7 @@ class TrainRun:
             elapsed_seconds=workflow.time() - state.started_at,
             evaluations=state.evaluations,
             lease_epoch=state.epoch,
+            recovered=state.recovered,
             checkpoint=state.checkpoint,
             error=state.fatal.error if state.fatal else None,
             origin=str(state.origin) if state.origin else None,
@@ -557,4 +559,5 @@ class TrainRun:
             seconds=workflow.time() - state.started_at,
             checkpoint=state.checkpoint,
             evaluations=state.evaluations,
+            recovered=state.recovered,
         )

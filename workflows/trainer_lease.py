@@ -28,7 +28,7 @@ with workflow.unsafe.imports_passed_through():
 ACQUIRE_TIMEOUT = timedelta(minutes=15)
 ACQUIRE_HEARTBEAT = timedelta(seconds=5)
 """A holder that stands still may be given its own successor's task before anybody else is."""
-HOLD_HEARTBEAT = timedelta(seconds=4)
+HOLD_HEARTBEAT = timedelta(seconds=3)
 """How long a holder can be dead before it is known."""
 HOLD_TIMEOUT = timedelta(days=365)
 HOLDER_START = timedelta(seconds=10)

@@ -62,7 +62,6 @@ class TrainerSession:
             LeaseLostError: none was to be had, or none is wanted.
         """
         state = self._state
-        await self._give_up()
         state.epoch += 1
         state.grant, state.lease_end = None, None
         await workflow.start_child_workflow(
@@ -149,17 +148,12 @@ class TrainerSession:
             workflow.logger.warning("lease %s wasn't given back: %s", state.epoch, error)
 
     async def abandon(self, loss: LeaseLostError) -> None:
-        """The lease is in doubt: it has ended for the run, whatever its holder thinks."""
-        await self._give_up()
-        self._state.lease_end = self._state.lease_end or LeaseEnded(
-            epoch=self._state.epoch, error=str(loss), error_type=loss.kind
-        )
-
-    async def _give_up(self) -> None:
-        """A lease in doubt is not used again; its holder, if there still is one, may close the
-        session."""
-        if self._state.epoch == 0:
+        """The lease is in doubt: for the run it has ended, whatever its holder thinks, and nothing
+        is asked of it again. The holder, if there still is one, may close the session."""
+        state = self._state
+        if state.epoch == 0 or self.lost:
             return
+        state.lease_end = LeaseEnded(epoch=state.epoch, error=str(loss), error_type=loss.kind)
         with contextlib.suppress(ApplicationError):
             await workflow.get_external_workflow_handle(self.workflow_id).signal("release")
 

@@ -22,6 +22,7 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
+    sdk,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class ServerlessTrainer:
 
     @classmethod
     def _open(cls, config: RunConfig) -> "ServerlessTrainer":
+        sdk.load()
         from fireworks.training.sdk import FiretitanServiceClient
 
         url = training_url(config)

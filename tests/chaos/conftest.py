@@ -29,5 +29,7 @@ async def chaos_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 async def chaos(chaos_stack: Stack) -> AsyncIterator[Chaos]:
     """The stack, all of it up, and nothing planned."""
     opened = Chaos(chaos_stack, chaos_stack.processes.folder)
+    await opened.emulator_answers()
+    await opened.begin()
     yield opened
     await opened.close()

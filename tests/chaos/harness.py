@@ -21,7 +21,7 @@ from temporalio.service import RPCError
 
 from benchmarks import tiny_task
 from benchmarks.audit import audit
-from benchmarks.processes import ROOT, Stack, stack
+from benchmarks.processes import ROOT, Death, Stack, stack
 from benchmarks.tiny_task import Execution, read_executions
 from chaos.kill_points import FOLDER, Plan, write_plan
 from everburn.learning.group import GroupManifest
@@ -117,6 +117,14 @@ class Chaos:
     """Of the session: runs, logs and plans."""
     troubles: list[Trouble] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    known_sessions: set[str] = field(default_factory=set)
+    """Of the emulator, when the test began: of earlier tests' dead holders, until they expire."""
+    known_deaths: int = 0
+
+    async def begin(self) -> None:
+        """Take note of what there is already."""
+        self.known_sessions = set(await self.sessions())
+        self.known_deaths = len(self.stack.processes.deaths)
 
     def plan(
         self,
@@ -184,7 +192,24 @@ class Chaos:
         for trouble in self.troubles:
             assert trouble.met, f"nobody came to {trouble.plan}"
         await self.emulator_answers()
-        return await audit(run.ref, self.stack, run.executed)
+        verified = await audit(run.ref, self.stack, run.executed)
+        if not any(death.name.startswith("trainer") for death in self.deaths):
+            await self.no_session_left()
+        return verified
+
+    @property
+    def deaths(self) -> list[Death]:
+        """Of this test."""
+        return self.stack.processes.deaths[self.known_deaths :]
+
+    async def no_session_left(self, patience: float = 90.0) -> None:
+        """Whoever has opened a session closes it, also one who was given up; the session of a
+        holder that died ends at the service, after a minute of silence."""
+
+        async def nothing_left() -> bool:
+            return set(await self.sessions()) <= self.known_sessions
+
+        await until(nothing_left, lambda: "a session that nobody holds lives on", patience)
 
     async def emulator_answers(self) -> None:
         async def answers() -> bool:

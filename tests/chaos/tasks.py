@@ -1,7 +1,7 @@
 """The tiny task with user code that does what it shouldn't, where a run's `extras` say so.
 
-extras: `late`, rows whose completions take longer; `mischief`, what completion 1 of row 2 does, the
-first time it is run, or each time where `always` is set.
+extras: `late`, rows whose completions take longer; `flat`, rows that teach nothing; `mischief`,
+what completion 1 of row 2 does, the first time it is run, or each time where `always` is set.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
             await asyncio.sleep(LATE)
         if mischief and (cursor_index, rollout_idx) == PLACE and not evaluation and _due(setup):
             await mischief()
-        return await inner(sample_prompt, cursor_index, rollout_idx, evaluation)
+        run = await inner(sample_prompt, cursor_index, rollout_idx, evaluation)
+        if cursor_index in setup.extras.get("flat", []) and not evaluation:
+            run = RolloutRun([replace(segment, reward=0.0) for segment in run.segments])
+        return run
 
     return rollout_fn
 

@@ -35,6 +35,53 @@ async def test_the_orchestrator_dies(chaos: Chaos, point: str) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize(
+    "point",
+    [
+        "after optim_step",
+        "before publish policy-0002-*",
+        "after put publications/*/000002.json",
+        "before save_checkpoint state-2",
+        "after put checkpoints/state-2/*",
+    ],
+)
+async def test_the_orchestrator_dies_while_the_trainer_works(chaos: Chaos, point: str) -> None:
+    """What it had asked for is done when it is back, once."""
+    moment = chaos.plan(point, "freeze")
+    run = await chaos.start()
+    assert await chaos.frozen(moment) == "trainer"
+    chaos.stack.processes.kill("orchestrator")
+    chaos.stack.processes.thaw("trainer")
+    await chaos.survived(run)
+    assert {entry.epoch for entry in run.ledger} == {1}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_orchestrator_dies_over_a_step_without_update(chaos: Chaos, moment: str) -> None:
+    """It writes the publication record itself: the previous snapshot serves the new version."""
+    chaos.plan(f"{moment} put publications/epoch-000001/000002.json")
+    run = await chaos.start(
+        task="chaos.tasks", max_head_offpolicy_versions=0, shuffle=False, extras={"flat": [2, 3]}
+    )
+    await chaos.survived(run)
+    assert [entry.updated for entry in run.ledger] == [True, False, True, True]
+    assert run.ledger[1].snapshot == run.ledger[0].snapshot
+
+
+@pytest.mark.chaos
+async def test_the_orchestrator_dies_during_an_evaluation(chaos: Chaos) -> None:
+    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    shard = chaos.plan("before put evaluations/000002/shard-0000.json", "freeze")
+    run = await chaos.start(evaluation_dataset=held_out, evaluation_interval=2)
+    assert await chaos.frozen(shard) == "rollout"
+    chaos.stack.processes.kill("orchestrator")
+    chaos.stack.processes.thaw("rollout")
+    await chaos.survived(run)
+    assert all(run.store.exists(f"evaluations/{version:06d}.json") for version in (0, 2, 4))
+
+
+@pytest.mark.chaos
 async def test_the_orchestrator_dies_while_it_records_an_evaluation(chaos: Chaos) -> None:
     """An evaluation amends the metrics of its step: the file is written anew."""
     held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
@@ -43,22 +90,6 @@ async def test_the_orchestrator_dies_while_it_records_an_evaluation(chaos: Chaos
     await chaos.survived(run)
     result = await run.result()
     assert set(result.evaluations) == {0, 4}
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("skip", [0, 1])
-async def test_the_orchestrator_dies_while_the_trainer_is_recovered(
-    chaos: Chaos, skip: int
-) -> None:
-    """The trainer dies at step 3, and stands still in its recovery until the orchestrator has
-    died too."""
-    chaos.plan("after optim_step", skip=2)
-    recovery = chaos.plan("before replay *", "freeze", skip=skip)
-    run = await chaos.start(dcp_save_interval=0)
-    await chaos.frozen(recovery)
-    chaos.stack.processes.kill("orchestrator")
-    chaos.stack.processes.thaw("trainer")
-    await chaos.survived(run)
 
 
 @pytest.mark.chaos

@@ -7,7 +7,6 @@ import pytest_asyncio
 
 from benchmarks.processes import Stack
 from chaos.harness import Chaos, process_command
-from support.waiting import until
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -17,15 +16,6 @@ async def standby(chaos_stack: Stack) -> AsyncIterator[None]:
     chaos_stack.processes.start("trainer-2", command)
     yield
     chaos_stack.processes.stop("trainer-2")
-
-
-async def no_session_left(chaos: Chaos) -> None:
-    """Also a holder that was given up closes its session, once it notices."""
-
-    async def nothing_left() -> bool:
-        return await chaos.sessions() == {}
-
-    await until(nothing_left, lambda: "a session that nobody holds lives on", 90)
 
 
 @pytest.mark.chaos
@@ -55,7 +45,7 @@ async def test_a_holder_that_comes_back_changes_nothing(
     published = {key: run.store.get(key) for key in records}
     chaos.stack.processes.thaw(late)
     await chaos.survived(run, steps=6)
-    await no_session_left(chaos)
+    await chaos.no_session_left()
     assert run.ledger[-1].epoch == 2
     assert published
     assert {key: run.store.get(key) for key in published} == published
@@ -71,4 +61,4 @@ async def test_a_session_that_was_opened_too_late_is_closed(chaos: Chaos, standb
     chaos.stack.processes.thaw(late)
     await chaos.survived(run)
     assert {entry.epoch for entry in run.ledger} == {1}
-    await no_session_left(chaos)
+    await chaos.no_session_left()

@@ -10,10 +10,11 @@ MOMENTS = [
     ("trainer", "after save_checkpoint state-2"),
     ("orchestrator", "before put ledger/000002.json"),
     ("orchestrator", "after put ledger/000002.json"),
-    ("orchestrator", "before continue_as_new"),
     ("rollout", "after put rollouts/row-000003.0/completion-1.parquet"),
     ("rollout", "after put groups/row-000003.0.json"),
+    ("rollout", "after put evaluations/000002/shard-0000.json"),
 ]
+HELD_OUT = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
 
 
 async def test_the_server_dies_while_rollouts_run(chaos: Chaos) -> None:
@@ -29,8 +30,8 @@ async def test_the_server_dies_between_a_write_and_its_report(
     chaos: Chaos, role: str, point: str
 ) -> None:
     moment = chaos.plan(point, "freeze")
-    run = await chaos.start()
-    await chaos.frozen(moment)
+    run = await chaos.start(evaluation_dataset=HELD_OUT, evaluation_interval=2)
+    assert await chaos.frozen(moment) == role
     chaos.stack.processes.kill("temporal")
     chaos.stack.processes.thaw(role)
     await chaos.survived(run)

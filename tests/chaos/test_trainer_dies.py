@@ -89,6 +89,21 @@ async def test_the_trainer_dies_again_while_it_recovers(chaos: Chaos, point: str
 
 
 @pytest.mark.chaos
+async def test_the_trainer_dies_during_an_evaluation(chaos: Chaos) -> None:
+    """The evaluation's snapshot dies with it, and the evaluation waits until it is served again.
+    The dead holder's session ends at the service."""
+    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    shard = chaos.plan("before put evaluations/000002/shard-0000.json", "freeze")
+    run = await chaos.start(evaluation_dataset=held_out, evaluation_interval=2)
+    assert await chaos.frozen(shard) == "rollout"
+    chaos.stack.processes.kill("trainer")
+    chaos.stack.processes.thaw("rollout")
+    await chaos.survived(run)
+    assert all(run.store.exists(f"evaluations/{version:06d}.json") for version in (0, 2, 4))
+    await chaos.no_session_left()
+
+
+@pytest.mark.chaos
 async def test_the_trainer_dies_at_the_final_checkpoint(chaos: Chaos) -> None:
     chaos.plan("after save_checkpoint state-3")
     run = await chaos.start(rows=6)

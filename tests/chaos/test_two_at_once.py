@@ -11,7 +11,7 @@ PROCESSES = [*ROLES, "emulator", "temporal"]
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize(("first", "second"), itertools.combinations(PROCESSES, 2))
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PROCESSES, 2)))
 async def test_two_die_after_an_update_that_nobody_heard_of(
     chaos: Chaos, first: str, second: str
 ) -> None:

@@ -4,6 +4,7 @@ It keeps the Trainer protocol and computes nothing. What a real session does wit
 shown by the tests that speak to the emulator.
 """
 
+import math
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -33,6 +34,7 @@ class ScriptedTrainer:
     _gates: dict[str, Gate] = field(default_factory=dict)
     _errors: dict[str, Exception] = field(default_factory=dict)
     _failing: dict[str, tuple[int, Exception]] = field(default_factory=dict)
+    _poisoned: set[str] = field(default_factory=set)
 
     def hold(self, call: str) -> Gate:
         """Calls that begin like this wait at the gate, from now on."""
@@ -45,6 +47,15 @@ class ScriptedTrainer:
     def fail_once(self, call: str, error: Exception, *, after: int = 0) -> None:
         """The call that begins like this fails, once, after so many have succeeded."""
         self._failing[call] = (after, error)
+
+    def poison(self, call: str) -> None:
+        """What such calls report isn't finite, until the trainer is mended."""
+        self._poisoned.add(call)
+
+    def mend(self) -> None:
+        """Nothing is refused or poisoned any more."""
+        self._errors.clear()
+        self._poisoned.clear()
 
     def count(self, call: str) -> int:
         """How many calls that begin like this have begun."""
@@ -67,7 +78,7 @@ class ScriptedTrainer:
     ) -> Awaitable[Gradients]:
         self.datums.append(datums)
         result = Gradients(
-            metrics={"loss:sum": float(len(datums))},
+            metrics={"loss:sum": self._healthy("forward_backward", float(len(datums)))},
             logprobs=[datum.logprobs.tolist() for datum in datums],
         )
         return self._do(f"forward_backward {len(datums)}", result)
@@ -78,7 +89,7 @@ class ScriptedTrainer:
 
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
         self.adam.append(adam)
-        return await self._do("optim_step", {"grad_norm": 1.0})
+        return await self._do("optim_step", {"grad_norm": self._healthy("optim_step", 1.0)})
 
     async def publish(self, name: str) -> Snapshot:
         return await self._do(f"publish {name}", Snapshot(path=name, handle=f"handle/{name}"))
@@ -94,6 +105,9 @@ class ScriptedTrainer:
 
     async def close(self) -> None:
         self.calls.append("close")
+
+    def _healthy(self, call: str, value: float) -> float:
+        return math.nan if call in self._poisoned else value
 
     def _do(self, call: str, result: T) -> Awaitable[T]:
         self.calls.append(call)

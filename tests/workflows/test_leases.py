@@ -16,6 +16,7 @@ from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import Gate
 from workflows import trainer_lease
+from workflows.details import describe
 
 LOST = TrainerStateLostError("the service restarted")
 
@@ -42,7 +43,30 @@ async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Sta
         "save_checkpoint state-3",
     ]
     assert len(run.script.begun) == 6  # no rollout is made again
-    assert run.metrics()[-1]["recovery/leases"] == 2
+
+
+async def test_what_a_loss_cost_is_recorded_and_shown(start: Start):
+    run = await start(Script(), rows=3)
+    run.trainer.fail_once("optim_step", LOST, after=1)
+    result = await run.result()
+
+    before, after, last = run.metrics()
+    assert not any(name.startswith("recovery/") for name in before)
+    recovered = result.recovered
+    assert recovered is not None
+    assert (recovered.leases, recovered.redone_steps, recovered.reused_rollouts) == (2, 1, 2)
+    assert 0 < recovered.seconds < after["perf/step_time"]
+    for record in (after, last):
+        assert {k: v for k, v in record.items() if k.startswith("recovery/")} == {
+            "recovery/leases": 2,
+            "recovery/redone_steps": 1,
+            "recovery/rollouts_reused": 2,
+            "recovery/seconds": recovered.seconds,
+        }
+    status = await run.status()
+    assert status.recovered == recovered
+    assert recovered.text.startswith("2 trainer sessions, 1 step replayed, 2 rollouts reused, ")
+    assert f"| recovered | {recovered.text} |" in describe(status)
 
 
 async def test_a_session_lost_at_a_checkpoint_leaves_its_step_published_once(start: Start):
@@ -64,6 +88,93 @@ async def test_a_step_that_costs_its_trainer_again_and_again_ends_the_run(start:
     assert "the service restarted" in failure.message
     assert run.trainer.count("optim_step") == 3
     assert run.ledger == []
+
+
+async def test_a_run_that_holds_after_three_losses_goes_on_with_a_restored_trainer(start: Start):
+    """What was in doubt is not used again, though its session may live on; and no row is admitted
+    before weights and version are live."""
+    script = Script()
+    # Refused after successful backwards: the session lives, and what it has applied is in doubt.
+    script.trainer.refuse("optim_step", TrainerRejectedError("no gradients"))
+    run = await start(script, rows=4, max_head_offpolicy_versions=0, on_fatal="hold")
+    held = await run.until(phase="held")
+    assert "step 1 lost its trainer 3 times; its rows are 0; " in (held.error or "")
+    assert run.script.rows_begun == {0}
+    script.trainer.mend()
+    loading = script.trainer.hold("load_checkpoint")
+    before = len(run.trainer.calls)
+    await run.handle.execute_update("resume")
+    await run.trainer.reached("load_checkpoint", times=3)
+    assert run.script.rows_begun == {0}
+    loading.open()
+    assert (await run.result()).steps == 4
+    after = [call for call in run.trainer.calls[before:] if call != "close"]
+    assert after[:5] == [
+        "open",
+        "load_checkpoint scripted/state-0",
+        "publish policy-0000-e4",
+        "forward_backward 2",
+        "optim_step",
+    ]
+
+
+async def test_an_older_checkpoint_will_do_where_the_newest_does_not_load(start: Start):
+    run = await start(Script(), rows=4, dcp_save_interval=1)
+    for broken in ("state-2", "state-1"):
+        run.trainer.refuse(
+            f"load_checkpoint scripted/{broken}", TrainerRejectedError("its file is damaged")
+        )
+    run.trainer.fail_once("optim_step", LOST, after=2)
+    result = await run.result()
+
+    assert (result.steps, run.trained) == (4, ["0", "1", "2", "3"])
+    second = run.trainer.calls[run.trainer.calls.index("open", 1) :]
+    assert [call for call in second if call != "close"][:8] == [
+        "open",
+        "load_checkpoint scripted/state-2",
+        "load_checkpoint scripted/state-1",
+        "load_checkpoint scripted/state-0",
+        "forward_backward 2",
+        "optim_step",
+        "forward_backward 2",
+        "optim_step",
+    ]
+    notes = (await run.status()).notes
+    assert [note.partition(",")[0] for note in notes] == [
+        "scripted/state-2 doesn't load",
+        "scripted/state-1 doesn't load",
+    ]
+
+
+async def test_a_checkpoint_that_was_not_finished_is_never_loaded(start: Start):
+    """Nor one that the trainer has saved and the ledger doesn't know: trainer state and run state
+    go together or not at all."""
+    run = await start(Script(), rows=3, dcp_save_interval=2)
+    run.trainer.fail_once("save_checkpoint state-2", LOST)
+    result = await run.result()
+
+    assert (result.steps, result.version) == (3, 3)
+    loads = [call for call in run.trainer.calls if call.startswith("load_checkpoint")]
+    assert loads == ["load_checkpoint scripted/state-0"]
+    assert [entry.checkpoint for entry in run.ledger] == [None, None, None]
+
+
+@pytest.mark.parametrize("call", ["forward_backward", "optim_step"])
+async def test_nothing_is_saved_of_a_trainer_that_is_not_finite(start: Start, call: str):
+    """A NaN costs the session, not the run's weights; one that comes again names the step."""
+    script = Script()
+    script.trainer.poison(call)
+    run = await start(script, rows=2, dcp_save_interval=1, on_fatal="hold")
+    held = await run.until(phase="held")
+    assert "step 1 lost its trainer 3 times" in (held.error or "")
+    assert " is nan: " in (held.error or "")
+    assert run.trainer.count("save_checkpoint") == 1  # state-0
+    assert {call for call in run.trainer.calls if call.startswith("publish")} == {
+        f"publish policy-0000-e{epoch}" for epoch in (1, 2, 3)
+    }
+    script.trainer.mend()
+    await run.handle.execute_update("resume")
+    assert (await run.result()).steps == 2
 
 
 async def test_a_refused_request_ends_the_run_with_its_text(start: Start):

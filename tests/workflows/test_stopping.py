@@ -1,5 +1,6 @@
 """How a run ends before its rows do: stop, drain, cancel."""
 
+import time
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -51,6 +52,24 @@ async def test_a_stop_leaves_the_open_batch_untrained_and_cancels_rollouts(
     assert run.trainer.calls[-2:] == ["save_checkpoint state-1", "close"]
     assert (await run.status()).phase == "stopped"
     await until(lambda: {draw.place for draw in run.script.cancelled} == {(3, 0), (3, 1)})
+
+
+async def test_user_code_that_nobody_wants_any_more_ends_within_a_beat(start: Start):
+    """A cancelled call that runs on spends, and its retry may run beside it. The heartbeat that it
+    hears of it by isn't kept back until most of its timeout is over."""
+    never = Gate()
+
+    async def play(draw: Draw) -> float:
+        await never.passed()
+        return 0.0
+
+    run = await start(Script(play), rows=1)
+    await until(lambda: len(run.script.begun) == 2)
+    await run.handle.signal(TrainRun.stop)
+    stopped = time.monotonic()
+    await until(lambda: len(run.script.cancelled) == 2)
+    assert time.monotonic() - stopped < 0.5 * prompt_group.HEARTBEAT_TIMEOUT.total_seconds()
+    await run.result()
 
 
 async def test_a_stop_that_drains_waits_for_rollouts_and_trains_the_batch_they_fill(start: Start):

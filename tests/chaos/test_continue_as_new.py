@@ -1,0 +1,20 @@
+"""Somebody dies while a run goes over to its next execution, which no process sees whole."""
+
+import pytest
+
+from chaos.harness import Chaos
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["rollout", "trainer", "emulator", "temporal"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_another_dies_while_the_orchestrator_continues_as_new(
+    chaos: Chaos, moment: str, victim: str
+) -> None:
+    """It stands still there until the other has died."""
+    turn = chaos.plan(f"{moment} continue_as_new", "freeze")
+    run = await chaos.start()
+    assert await chaos.frozen(turn) == "orchestrator"
+    chaos.stack.processes.kill(victim)
+    chaos.stack.processes.thaw("orchestrator")
+    await chaos.survived(run)
