@@ -5,7 +5,7 @@ from typing import Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from everburn.ledger import AdamParams
+from everburn.ledger import AdamParams, PreparedBatch
 from everburn.metrics import Number
 from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
 from everburn.run_folder import Owner
@@ -139,6 +139,14 @@ class LeaseRef(Message):
     epoch: int
 
 
+class PrepareBatch(Message):
+    """Compute advantages for the sealed batch of a step, by the run's `prepare_batch`."""
+
+    lease: LeaseRef
+    step: int
+    groups: str
+
+
 class SubmitGroups(Message):
     """One `forward_backward` request: submission `part` of a step."""
 
@@ -147,6 +155,7 @@ class SubmitGroups(Message):
     part: int
     groups: str
     """Their names, as refs.encode_groups writes them."""
+    prepared: PreparedBatch | None = None
 
 
 class Submitted(Message):
@@ -255,6 +264,7 @@ class CommitStep(Message):
     updated: bool
     groups: str
     submissions: int
+    prepared: PreparedBatch | None = None
     adam: AdamParams
     snapshot: str
     checkpoint: str | None

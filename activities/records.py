@@ -118,6 +118,7 @@ def _commit(order: CommitStep) -> LedgerEntry:
             rejected=order.rejected,
             attempts=order.attempts,
             submissions=order.submissions,
+            prepared=order.prepared,
             adam=order.adam,
             snapshot=order.snapshot,
             checkpoint=order.checkpoint,

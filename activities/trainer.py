@@ -32,6 +32,7 @@ from activities.messages import (
     LoadCheckpoint,
     OptimStep,
     OptimStepped,
+    PrepareBatch,
     Publish,
     Published,
     ReplayStep,
@@ -41,11 +42,14 @@ from activities.messages import (
     Submitted,
 )
 from activities.reconciliation import is_open
+from everburn.ledger import PreparedBatch
 
 if TYPE_CHECKING:
     from everburn.config import RunConfig
+    from everburn.learning.batch import Score
     from everburn.trainers import Trainer
     from everburn.trainers.lease import Lease
+    from everburn.user_loop import UserLoop
 
     OpenTrainer = Callable[[RunConfig], Awaitable[Trainer]]
 
@@ -99,11 +103,12 @@ class TrainerActivities:
         self._client = client
         self._open_trainer = open_trainer
         self._held: dict[LeaseRef, _Held] = {}
+        self._user_loop: UserLoop | None = None
 
     @activity.defn
     async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
         """Open a trainer session, and a task queue that only this process serves."""
-        from everburn.entrypoints import worker_name
+        from everburn.entrypoints import resolve, worker_name
         from everburn.run_folder import stored_config
         from everburn.trainers import TrainerUnavailableError
         from everburn.trainers.lease import Lease
@@ -113,7 +118,11 @@ class TrainerActivities:
             held = self._held.get(ref)
             if held is None:
                 await self._end_superseded(ref)
-                trainer = await self._open(stored_config(order.run))
+                config = stored_config(order.run)
+                if config.prepare_batch is not None:
+                    # It runs here, where other modules may be at hand than on a rollout worker.
+                    await asyncio.to_thread(resolve, config.prepare_batch)
+                trainer = await self._open(config)
                 held = self._serve(Lease(order.epoch, trainer), lease_queue(ref))
                 self._held[ref] = held
                 held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
@@ -154,6 +163,19 @@ class TrainerActivities:
         if held is not None:
             await held.lease.release()
             self._retire(ref)
+
+    @activity.defn
+    async def prepare_batch(self, order: PrepareBatch) -> PreparedBatch:
+        """Advantages of the sealed batch, by the user's function; found where it has run before."""
+        lease = self._lease(order.lease)
+        return await self._once(
+            lease,
+            order.lease,
+            order.step,
+            "prepare_batch",
+            0,
+            lambda: self._prepare_batch(lease, order),
+        )
 
     @activity.defn
     async def forward_backward(self, order: SubmitGroups) -> Submitted:
@@ -222,6 +244,32 @@ class TrainerActivities:
             if held.stopping is None:
                 await held.lease.release()
             await (held.stopping or self._stop_serving(ref))
+        if self._user_loop is not None:
+            self._user_loop.close()
+
+    async def _prepare_batch(self, lease: "Lease", order: PrepareBatch) -> PreparedBatch:
+        from everburn.learning.batch import prepare_batch
+        from everburn.refs import decode_groups
+        from everburn.run_folder import stored_config
+        from everburn.user_loop import UserLoop
+
+        if self._user_loop is None:
+            self._user_loop = UserLoop("batches")
+        run = order.lease.run
+        entrypoint = stored_config(run).prepare_batch
+        assert entrypoint is not None
+        groups = decode_groups(order.groups)
+        score = _scoring(lease, asyncio.get_running_loop())
+        try:
+            return await self._user_loop.run(
+                lambda: prepare_batch(run, order.step, groups, entrypoint, score)
+            )
+        except Exception as error:
+            # User code may have caught the loss of the session, or stumbled over it.
+            if lease.ended is not None:
+                raise lease.ended from error
+            where = f"run {run.id} · step {order.step} · {entrypoint.name}"
+            raise application_error(error, where=where) from error
 
     async def _end_superseded(self, ref: LeaseRef) -> None:
         """Leases of the same run that this process still holds are of no use any more."""
@@ -258,6 +306,7 @@ class TrainerActivities:
             activities=[
                 self.hold_lease,
                 self.release_lease,
+                self.prepare_batch,
                 self.forward_backward,
                 self.optim_step,
                 self.publish,
@@ -354,6 +403,23 @@ _closings: set["asyncio.Future[None]"] = set()
 """The loop holds tasks weakly."""
 
 
+def _scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
+    """The session's forward pass for user code, which runs on a loop of its own."""
+    from everburn.trainers import TrainerStateLostError
+
+    async def forward(sequences: list[list[int]]) -> list[list[float]]:
+        try:
+            return await lease.trainer.forward(sequences)
+        except TrainerStateLostError as error:
+            await lease.end(error)
+            raise
+
+    async def score(sequences: list[list[int]]) -> list[list[float]]:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(forward(sequences), loop))
+
+    return score
+
+
 async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.learning.submissions import prepare_submission, ratio_diagnostics
     from everburn.refs import decode_groups
@@ -370,6 +436,7 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
         order.part,
         order.lease.epoch,
         decode_groups(order.groups),
+        order.prepared,
     )
     started = time.monotonic()
     gradients = await lease.in_turn(

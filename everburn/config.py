@@ -101,6 +101,11 @@ class RunConfig(BaseModel):
     dynamic_filter: Entrypoint | None = Field(
         default=None, description="`filter(group, **kwargs) -> bool`; false rejects the group."
     )
+    prepare_batch: Entrypoint | None = Field(
+        default=None,
+        description="`prepare_batch(batch, **kwargs)` gives the sealed batch's advantages per "
+        "segment or token; implies collect_full_batch.",
+    )
     epochs: _Count = 1
     shuffle: bool = True
     seed: _Natural = Field(default=0, description="Of the row order and of a new adapter.")
@@ -200,6 +205,11 @@ class RunConfig(BaseModel):
     def batch_samples(self) -> int:
         """B = P*G, completions per optimizer step."""
         return self.prompt_groups_per_step * self.completions_per_prompt
+
+    @property
+    def submits_whole_batches(self) -> bool:
+        """Whether nothing is submitted before the batch is sealed."""
+        return self.collect_full_batch or self.prepare_batch is not None
 
     @property
     def evaluates(self) -> bool:

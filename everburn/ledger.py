@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from everburn.refs import StoredRef, ledger_key
+from everburn.refs import Ref, StoredRef, ledger_key
 from everburn.store import ArtifactStore
 
 
@@ -30,14 +30,27 @@ class AdamParams(BaseModel):
     normalization: str
 
 
+class PreparedBatch(Ref):
+    """What `prepare_batch` made of a step's batch: the file of its advantages, and which groups and
+    how many datums (segments) have one other than zero.
+
+    groups: as refs.encode_groups writes them.
+    """
+
+    advantages: StoredRef
+    groups: str
+    datums: int
+
+
 class LedgerEntry(BaseModel):
     """Everything that optimizer step `step` was made of.
 
     version: published by this step. attempts: how often the step was begun; a lost trainer begins
         it again. groups: the batch, and digests: of each group's manifest, which names its
         rollouts with theirs. submissions: manifests in the order in which their gradients were
-        added up. snapshot: of the version; the previous one's when `updated` is false. seconds:
-        since the previous publication.
+        added up. prepared: where advantages are `prepare_batch`'s and not those of the manifests.
+        snapshot: of the version; the previous one's when `updated` is false. seconds: since the
+        previous publication.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,6 +63,7 @@ class LedgerEntry(BaseModel):
     groups: list[str]
     digests: list[str]
     submissions: list[StoredRef]
+    prepared: PreparedBatch | None = None
     loss: str
     loss_config: dict[str, float | str | bool]
     adam: AdamParams
@@ -73,13 +87,16 @@ def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
         raise LedgerConflictError(f"step {entry.step} can't follow: step {missing} is missing")
     store.put_json(ledger_key(entry.step), entry.model_dump(mode="json"), once=True)
     found = read_entry(store, entry.step)
-    made_of = (found.groups, found.digests, found.submissions)
-    if made_of != (entry.groups, entry.digests, entry.submissions):
+    if _made_of(found) != _made_of(entry):
         raise LedgerConflictError(
             f"step {entry.step} was committed with groups {found.groups} under epoch "
             f"{found.epoch}; epoch {entry.epoch} now brings {entry.groups}"
         )
     return found
+
+
+def _made_of(entry: LedgerEntry) -> tuple[object, ...]:
+    return entry.groups, entry.digests, entry.submissions, entry.prepared
 
 
 def find_entry(store: ArtifactStore, step: int) -> LedgerEntry | None:

@@ -4,6 +4,8 @@ Owns the small models that travel in Temporal payloads and the keys under which 
 run lies in its store. Doesn't own the data behind them. Imports nothing heavy: workflows use it.
 """
 
+import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -101,6 +103,13 @@ def group_key(group: GroupKey) -> str:
 
 def submission_key(step: int, index: int, epoch: int) -> str:
     return f"steps/{step:06d}/epoch-{epoch}/submission-{index}.json"
+
+
+def prepared_batch_key(step: int, groups: Sequence[GroupKey]) -> str:
+    """What `prepare_batch` made of a step's batch. The batch is part of the name: a resumed run may
+    put another one together for the same step."""
+    batch = hashlib.sha256(encode_groups(list(groups)).encode()).hexdigest()
+    return f"steps/{step:06d}/advantages-{batch[:12]}.parquet"
 
 
 def ledger_key(step: int) -> str:

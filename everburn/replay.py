@@ -7,10 +7,10 @@ Doesn't own which steps are replayed.
 
 import asyncio
 
-from everburn.learning.datums import Datum, group_datums
+from everburn.learning.datums import Datum
 from everburn.learning.group import GroupManifest
-from everburn.learning.submissions import SubmissionManifest
-from everburn.ledger import LedgerEntry
+from everburn.learning.submissions import SubmissionManifest, recorded_datums
+from everburn.ledger import LedgerEntry, PreparedBatch
 from everburn.store import ArtifactStore
 from everburn.trainers import Trainer
 
@@ -25,13 +25,15 @@ async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry
     pending = []
     for ref in entry.submissions:
         manifest = SubmissionManifest.model_validate(store.get_json(ref))
-        datums = await asyncio.to_thread(_datums, store, manifest)
+        datums = await asyncio.to_thread(_datums, store, manifest, entry.prepared)
         pending.append(trainer.forward_backward(datums, entry.loss, entry.loss_config))
     await asyncio.gather(*pending)
     if entry.updated:
         await trainer.optim_step(entry.adam)
 
 
-def _datums(store: ArtifactStore, manifest: SubmissionManifest) -> list[Datum]:
+def _datums(
+    store: ArtifactStore, manifest: SubmissionManifest, prepared: PreparedBatch | None
+) -> list[Datum]:
     groups = (GroupManifest.model_validate(store.get_json(ref)) for ref in manifest.groups)
-    return group_datums(store, groups)
+    return recorded_datums(store, groups, prepared)

@@ -253,6 +253,11 @@ def make_rollout_fn(config: RunConfig, tokenizer: Any, sampler: Sampler) -> Roll
 
 def resolve_names(config: RunConfig) -> None:
     """Import everything that a config names. Raises EntrypointError for the first that fails."""
-    for entrypoint in (config.rollout, config.dynamic_filter, config.evaluation):
+    for entrypoint in (
+        config.rollout,
+        config.dynamic_filter,
+        config.evaluation,
+        config.prepare_batch,
+    ):
         if entrypoint is not None:
             resolve(entrypoint)

@@ -13,8 +13,8 @@ from pydantic import JsonValue
 
 from everburn import metrics
 from everburn.learning.group import GroupManifest, load_group
-from everburn.ledger import AdamParams, LedgerEntry, commit
-from everburn.refs import GroupKey, RewardSum, RunRef, group_key, submission_key
+from everburn.ledger import AdamParams, LedgerEntry, PreparedBatch, commit
+from everburn.refs import GroupKey, RewardSum, RunRef, decode_groups, group_key, submission_key
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 
@@ -36,6 +36,7 @@ class StepOutcome:
     rejected: RewardSum
     attempts: int
     submissions: int
+    prepared: PreparedBatch | None
     adam: AdamParams
     snapshot: str
     checkpoint: str | None
@@ -68,6 +69,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             submissions=[
                 store.ref(submission_key(outcome.step, part, outcome.epoch)) for part in parts
             ],
+            prepared=outcome.prepared,
             loss=config.loss,
             loss_config=config.loss_config,
             adam=outcome.adam,
@@ -92,13 +94,18 @@ def batch_metrics(
     """The `rollout/*` and `async/version_offset*` metrics of docs/metrics.md."""
     kept = [reward for group in batch for reward in group.rewards]
     raw_samples = len(kept) + outcome.rejected.samples
-    trained = [group for group in batch if group.datums]
+    own = outcome.prepared
+    if own is None:
+        kept_groups = sum(bool(group.datums) for group in batch)
+        datums = sum(group.datums for group in batch)
+    else:
+        kept_groups, datums = len(decode_groups(own.groups)), own.datums
     offsets = [outcome.version - 1 - group.version for group in batch]
     values: dict[str, float | int | bool] = {
         "rollout/raw_samples": raw_samples,
         "rollout/filtered_samples": len(kept),
-        "rollout/kept_groups": len(trained),
-        "rollout/datums": sum(group.datums for group in batch),
+        "rollout/kept_groups": kept_groups,
+        "rollout/datums": datums,
         "rollout/updated": outcome.updated,
         "rollout/reward_std_within_group": _mean([group.reward_std for group in batch]),
         "async/version_offset_mean": _mean(offsets),

@@ -113,6 +113,8 @@ def _check_files(store: ArtifactStore, entry: LedgerEntry) -> None:
     batch = set(entry.groups)
     for text, digest in zip(entry.groups, entry.digests, strict=True):
         store.get(StoredRef(key=group_key(GroupKey.parse(text)), sha256=digest))
+    if entry.prepared is not None:
+        store.get(entry.prepared.advantages)
     for ref in entry.submissions:
         manifest = SubmissionManifest.model_validate(store.get_json(ref))
         for group_ref in manifest.groups:

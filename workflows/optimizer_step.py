@@ -18,6 +18,7 @@ with workflow.unsafe.imports_passed_through():
         CommitStep,
         OptimStep,
         OptimStepped,
+        PrepareBatch,
         Publish,
         Published,
         SaveCheckpoint,
@@ -28,8 +29,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.trainer import TrainerActivities
     from everburn.config import RunConfig
     from everburn.learning.schedules import learning_rate
-    from everburn.ledger import AdamParams
-    from everburn.refs import RewardSum, encode_groups
+    from everburn.ledger import AdamParams, PreparedBatch
+    from everburn.refs import RewardSum, decode_groups, encode_groups
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
     from workflows.records import Recorder
@@ -51,6 +52,9 @@ class OptimizerStep:
     evaluations: Evaluations
     recorder: Recorder
     _pending: list["asyncio.Task[Submitted]"] = field(default_factory=list)
+    _prepared: PreparedBatch | None = None
+    """Where the run has a `prepare_batch`, once the batch is sealed."""
+    _prepare_seconds: float | None = None
     _busy: list[tuple[float, float]] = field(default_factory=list)
     """Spans of workflow time in which the trainer had a request of this step."""
 
@@ -106,6 +110,8 @@ class OptimizerStep:
                 if state.rows_done or state.stopping:
                     return False
             if self._ready():
+                if self.config.prepare_batch is not None and self._prepared is None:
+                    await self._prepare_batch()
                 self._submit()
             elif state.batch_sealed:
                 return True
@@ -117,13 +123,30 @@ class OptimizerStep:
         return interrupted or state.rows_done or state.batch_sealed or self._ready()
 
     def _ready(self) -> bool:
-        if self.config.collect_full_batch and not self.state.batch_sealed:
+        if self.config.submits_whole_batches and not self.state.batch_sealed:
             return False
         return self.state.queue.ready > 0
 
+    async def _prepare_batch(self) -> None:
+        """Advantages of the sealed batch, by the user's function, before anything is sent."""
+        self._phase("training", "prepare_batch")
+        started = workflow.time()
+        groups = encode_groups([group.key for group in self.state.queue.batch])
+        self._prepared = await self.trainer.run(
+            TrainerActivities.prepare_batch,
+            PrepareBatch(lease=self.trainer.ref, step=self.number, groups=groups),
+            f"step {self.number} · prepare the batch · rows {groups}",
+        )
+        self._prepare_seconds = workflow.time() - started
+
     def _submit(self) -> None:
         """One request with all groups that are ready; several may be pending."""
-        groups = [group.key for group in self.state.queue.take_submission() if group.d]
+        taken = self.state.queue.take_submission()
+        if self._prepared is None:
+            groups = [group.key for group in taken if group.d]
+        else:
+            trained = decode_groups(self._prepared.groups)
+            groups = [group.key for group in taken if group.key in trained]
         if not groups:
             return
         order = SubmitGroups(
@@ -131,6 +154,7 @@ class OptimizerStep:
             step=self.number,
             part=len(self._pending),
             groups=encode_groups(groups),
+            prepared=self._prepared,
         )
         self._pending.append(asyncio.create_task(self._forward_backward(order)))
 
@@ -294,6 +318,7 @@ class OptimizerStep:
                 updated=updated,
                 groups=encode_groups([group.key for group in state.queue.batch]),
                 submissions=len(self._pending),
+                prepared=self._prepared,
                 adam=adam,
                 snapshot=state.snapshot,
                 checkpoint=checkpoint,
@@ -333,6 +358,8 @@ class OptimizerStep:
             "perf/step_time": now - self.state.published_at,
             "perf/weight_update_time": published.seconds,
         }
+        if self._prepare_seconds is not None:
+            values["perf/prepare_batch_time"] = self._prepare_seconds
         if self._busy:
             start, end = min(s for s, _ in self._busy), max(e for _, e in self._busy)
             train_time = union_seconds(self._busy)

@@ -4,12 +4,13 @@ Owns the shift by one token, the masks and which segments are left out. Doesn't 
 types (trainers/) or advantages (advantages.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from everburn.learning.batch import SegmentAdvantages, SegmentKey
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.rollouts import RolloutSample
@@ -36,30 +37,42 @@ class Datum:
         return int(self.mask.sum())
 
 
-def build_datum(segment: RolloutSample, advantage: float) -> Datum:
-    """Position i predicts token i+1; the completion's advantage goes to its trained tokens."""
+def build_datum(segment: RolloutSample, advantage: float | Sequence[float]) -> Datum:
+    """Position i predicts token i+1. advantage: of all trained tokens, or one per token."""
     tokens = np.asarray(segment.tokens, dtype=np.int64)
     mask = np.asarray(segment.loss_mask, dtype=np.float32)[1:]
     logprobs = np.asarray(segment.logprobs, dtype=np.float32)[1:]
+    given = np.asarray(advantage, dtype=np.float32)
     return Datum(
         inputs=tokens[:-1],
         targets=tokens[1:],
         logprobs=logprobs * mask,
-        advantages=(mask * np.float32(advantage)).astype(np.float32),
+        advantages=mask * (given if given.ndim == 0 else given[1:]),
         mask=mask,
     )
 
 
-def group_datums(store: ArtifactStore, manifests: Iterable[GroupManifest]) -> list[Datum]:
+def group_datums(
+    store: ArtifactStore,
+    manifests: Iterable[GroupManifest],
+    prepared: SegmentAdvantages | None = None,
+) -> list[Datum]:
     """The datums of several groups, in the order of groups, completions and segments.
 
-    Completions with zero advantage are left out: they train nothing, and their tokens must not
-    count in the normaliser.
+    prepared: advantages per token, in place of the groups' own. Segments without an advantage
+    other than zero are left out: they train nothing, and their tokens must not count in the
+    normaliser.
     """
-    return [
-        build_datum(segment, member.advantage)
-        for manifest in manifests
-        for member in manifest.members
-        if member.advantage
-        for segment in read_rollout(store, member.stored)[1].segments
-    ]
+    datums = []
+    for manifest in manifests:
+        for member in manifest.members:
+            if prepared is None and not member.advantage:
+                continue
+            segments = read_rollout(store, member.stored)[1].segments
+            for index, segment in enumerate(segments):
+                key = SegmentKey(manifest.key, member.completion, index)
+                advantage = member.advantage if prepared is None else prepared[key]
+                datum = build_datum(segment, advantage)
+                if datum.advantages.any():
+                    datums.append(datum)
+    return datums

@@ -5,13 +5,15 @@ groups are submitted together (the workflow) or the trainer session (trainers/).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from everburn.learning.batch import segment_advantages
 from everburn.learning.datums import Datum, group_datums
-from everburn.learning.group import load_group
+from everburn.learning.group import GroupManifest, load_group
+from everburn.ledger import PreparedBatch
 from everburn.refs import GroupKey, StoredRef, group_key, submission_key
 from everburn.store import ArtifactStore
 
@@ -28,7 +30,12 @@ class SubmissionManifest(BaseModel):
 
 
 def prepare_submission(
-    store: ArtifactStore, step: int, part: int, epoch: int, groups: Sequence[GroupKey]
+    store: ArtifactStore,
+    step: int,
+    part: int,
+    epoch: int,
+    groups: Sequence[GroupKey],
+    prepared: PreparedBatch | None = None,
 ) -> list[Datum]:
     """Record what a request consists of, before it is sent, and build its datums."""
     manifest = SubmissionManifest(
@@ -38,7 +45,15 @@ def prepare_submission(
         groups=[store.ref(group_key(group)) for group in groups],
     )
     store.put_json(submission_key(step, part, epoch), manifest.model_dump(mode="json"))
-    return group_datums(store, (load_group(store, group) for group in groups))
+    return recorded_datums(store, (load_group(store, group) for group in groups), prepared)
+
+
+def recorded_datums(
+    store: ArtifactStore, groups: Iterable[GroupManifest], prepared: PreparedBatch | None
+) -> list[Datum]:
+    """The datums of groups, with the advantages that the step's record names."""
+    own = None if prepared is None else segment_advantages(store, prepared.advantages)
+    return group_datums(store, groups, own)
 
 
 def ratio_diagnostics(

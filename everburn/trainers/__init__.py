@@ -70,6 +70,11 @@ class Trainer(Protocol):
         """
         ...
 
+    async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Per sequence of token ids, the logprob of each token after the first, under the
+        session's current weights. Changes nothing."""
+        ...
+
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
         """One optimizer step over the accumulated gradients, which it clears. Returns metrics."""
         ...

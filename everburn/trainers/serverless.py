@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from everburn.backends import UnreachableError, api_key, check_reachable, training_url
 from everburn.config import RunConfig
 from everburn.learning.datums import Datum
@@ -91,6 +93,11 @@ class ServerlessTrainer:
             )
         return self._gradients(future)
 
+    async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
+        with _translated("forward"):
+            output = await self._client.forward([_to_score(s) for s in sequences], "cross_entropy")
+        return _logprobs(output)
+
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
         from fireworks.training.sdk import AdamParams as SdkAdamParams
 
@@ -148,10 +155,7 @@ class ServerlessTrainer:
     async def _gradients(self, future: Any) -> Gradients:
         with _translated("forward_backward"):
             output = await future
-        return Gradients(
-            metrics=dict(output.metrics),
-            logprobs=[list(map(float, one["logprobs"].data)) for one in output.loss_fn_outputs],
-        )
+        return Gradients(metrics=dict(output.metrics), logprobs=_logprobs(output))
 
 
 def wire_loss_of(
@@ -177,6 +181,25 @@ def to_sdk(datum: Datum) -> Any:
             "advantages": TensorData.from_numpy(datum.advantages),
         },
     )
+
+
+def _to_score(tokens: list[int]) -> Any:
+    """The SDK's datum whose forward pass tells the logprob of each token after the first."""
+    from fireworks.training.sdk import Datum as SdkDatum
+    from fireworks.training.sdk import ModelInput, TensorData
+
+    targets = np.asarray(tokens[1:], dtype=np.int64)
+    return SdkDatum(
+        model_input=ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": TensorData.from_numpy(targets),
+            "weights": TensorData.from_numpy(np.ones(len(targets), dtype=np.float32)),
+        },
+    )
+
+
+def _logprobs(output: Any) -> list[list[float]]:
+    return [list(map(float, one["logprobs"].data)) for one in output.loss_fn_outputs]
 
 
 def describe(error: BaseException) -> str:

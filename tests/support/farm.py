@@ -180,7 +180,11 @@ class Start(Protocol):
 
 
 def _entrypoints(run_id: str, script: Script) -> dict[str, Any]:
-    named = {"evaluation": ("evaluate", script.evaluate), "dynamic_filter": ("keep", script.keep)}
+    named = {
+        "evaluation": ("evaluate", script.evaluate),
+        "dynamic_filter": ("keep", script.keep),
+        "prepare_batch": ("prepare", script.prepare),
+    }
     return {
         field: {"name": f"support.tasks:{name}", "kwargs": {"script": run_id}}
         for field, (name, function) in named.items()

@@ -49,6 +49,8 @@ class Script:
     """The run's evaluation function, where it has one."""
     keep: Callable[..., bool] | None = None
     """The run's dynamic filter, where it has one."""
+    prepare: Callable[..., Any] | None = None
+    """The run's `prepare_batch`, where it has one."""
     begun: list[Draw] = field(default_factory=list)
     ended: list[Draw] = field(default_factory=list)
     """With a result or an error."""

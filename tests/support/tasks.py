@@ -33,6 +33,12 @@ async def evaluate(step: int, rollout_fn: RolloutFn, script: str) -> dict[str, f
     return result
 
 
+def prepare(batch: Any, script: str) -> Any:
+    function = scripts[script].prepare
+    assert function is not None
+    return function(batch)
+
+
 def keep(group: Any, script: str) -> bool:
     function = scripts[script].keep
     assert function is not None

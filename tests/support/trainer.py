@@ -72,6 +72,10 @@ class ScriptedTrainer:
         )
         return self._do(f"forward_backward {len(datums)}", result)
 
+    async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
+        result = [[-1.0] * (len(sequence) - 1) for sequence in sequences]
+        return await self._do(f"forward {len(sequences)}", result)
+
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
         self.adam.append(adam)
         return await self._do("optim_step", {"grad_norm": 1.0})

@@ -71,6 +71,21 @@ async def test_a_step_moves_the_policy_towards_what_had_an_advantage(
     assert sum(new[1:]) > sum(old[1:])
 
 
+async def test_scoring_tells_what_the_policy_thinks_of_each_token_and_changes_nothing(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    before = await trainer.save_checkpoint("before")
+    short, long = await trainer.forward([[2, 3], [2, 3, 4, 5]])
+    after = await trainer.save_checkpoint("after")
+    trained = await trainer.forward_backward([a_datum()], "importance_sampling", {})
+
+    assert (len(short), len(long)) == (1, 3)
+    assert short == pytest.approx(long[:1], abs=1e-5)
+    assert trained.logprobs == [pytest.approx(long, abs=1e-6)]
+    old, same = emulator.saved_weights(before), emulator.saved_weights(after)
+    assert all(np.array_equal(old[name], same[name]) for name in old)
+
+
 async def test_a_published_snapshot_is_opened_by_its_handle(trainer: ServerlessTrainer) -> None:
     from fireworks.training.sdk import FiretitanSamplingClient
 

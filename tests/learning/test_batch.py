@@ -1,0 +1,169 @@
+"""Prepared batches: what `prepare_batch` is given, what it may return, and what is kept of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.config import Entrypoint
+from everburn.dataset import write_rows
+from everburn.learning.batch import Batch, InvalidBatchError, prepare_batch
+from everburn.learning.group import GroupManifest, complete_group, load_group
+from everburn.learning.rollout_file import CompletionRecord, write_rollout
+from everburn.learning.submissions import recorded_datums
+from everburn.ledger import PreparedBatch
+from everburn.refs import ROWS_KEY, GroupKey, RolloutOutcome, RunRef, rollout_key
+from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.store import ArtifactStore
+
+KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1)]
+MASK = [0, 1, 0, 1]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunRef:
+    """A run with two accepted groups: of two completions each, the second one in two segments."""
+    run = RunRef(store=str(tmp_path), id="run")
+    store = ArtifactStore.of(run)
+    write_rows(store, ROWS_KEY, [{"question": "a"}, {"question": "b"}])
+    for index, key in enumerate(KEYS):
+        for completion in (0, 1):
+            reward = float(completion)
+            segments = [
+                RolloutSample([1, 2, 3, 4], [0.0, -1.0, 0.0, -2.0], MASK, reward)
+                for _ in range(completion + 1)
+            ]
+            record = CompletionRecord(
+                run="run",
+                cursor=key.cursor,
+                row_index=index,
+                epoch=0,
+                attempt=key.attempt,
+                completion=completion,
+                version=3,
+                versions=[3],
+                at_token_limit=False,
+                output_tokens=2,
+                prompt="",
+                answer="",
+                info={"turns": 2},
+                seconds=0.1,
+            )
+            write_rollout(store, rollout_key(key, completion), record, RolloutRun(segments))
+        outcomes = [RolloutOutcome(completion=i, status="succeeded") for i in (0, 1)]
+        complete_group(store, key, 3, outcomes, 1, dict, None)
+    return run
+
+
+async def score(sequences: list[list[int]]) -> list[list[float]]:
+    return [[-0.5] * (len(sequence) - 1) for sequence in sequences]
+
+
+functions: dict[str, Callable[[Batch], Any]] = {}
+
+
+def named(batch: Batch, name: str) -> Any:
+    return functions[name](batch)
+
+
+async def prepare(run: RunRef, function: Callable[[Batch], Any]) -> PreparedBatch:
+    functions["current"] = function
+    here = Entrypoint(name=f"{__name__}:named", kwargs={"name": "current"})
+    return await prepare_batch(run, 5, KEYS, here, score)
+
+
+def manifests(run: RunRef) -> list[GroupManifest]:
+    return [load_group(ArtifactStore.of(run), key) for key in KEYS]
+
+
+async def test_the_function_sees_rows_rewards_rollouts_and_the_trainers_logprobs(run: RunRef):
+    seen: list[Batch] = []
+    scored: list[list[list[float]]] = []
+
+    async def function(batch: Batch) -> list[list[list[float]]]:
+        seen.append(batch)
+        scored.append(await batch.logprobs([(1, 2, 3), [4, 5]]))
+        return [[[0.0], [1.0, 0.0]], [[0.0], [0.0, 0.0]]]
+
+    await prepare(run, function)
+    (batch,) = seen
+    assert (batch.step, [group.cursor for group in batch.groups]) == (5, [4, 7])
+    assert [group.row for group in batch.groups] == [{"question": "a"}, {"question": "b"}]
+    assert [group.version for group in batch.groups] == [3, 3]
+    first, second = batch.groups[0].completions
+    assert (first.reward, second.reward) == (0.0, 1.0)
+    assert first.advantage == -second.advantage < 0
+    assert [len(one.rollout.segments) for one in (first, second)] == [1, 2]
+    assert first.rollout.info == {"turns": 2}
+    assert scored == [[[-0.5, -0.5], [-0.5]]]
+
+
+async def test_advantages_reach_the_datums_per_token_and_per_segment(run: RunRef):
+    def function(batch: Batch) -> Any:
+        return [[[[9.0, 0.5, 9.0, -1.5]], [2.0, 0.0]], [[0.0], [0, [0, 0, 0, 1]]]]
+
+    prepared = await prepare(run, function)
+    datums = recorded_datums(ArtifactStore.of(run), manifests(run), prepared)
+    assert [datum.advantages.tolist() for datum in datums] == [
+        [0.5, 0.0, -1.5],  # what was given for untrained tokens is of no effect
+        [2.0, 0.0, 2.0],
+        [0.0, 0.0, 1.0],
+    ]
+    assert (prepared.groups, prepared.datums) == ("4,7.1", 3)
+
+
+async def test_what_was_kept_is_used_and_the_function_not_called_again(run: RunRef):
+    calls: list[int] = []
+
+    def function(batch: Batch) -> Any:
+        calls.append(batch.step)
+        value = float(len(calls))
+        return [[[value], [value, value]], [[0.0], [0.0, 0.0]]]
+
+    first = await prepare(run, function)
+    assert await prepare(run, function) == first
+    assert calls == [5]
+    assert (first.groups, first.datums) == ("4", 3)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "returned NoneType where a list of 2 groups is due"),
+        ([[[0.0], [0.0, 0.0]]], "returned 1 item(s) for 2 groups"),
+        (
+            [[[0.0]], [[0.0], [0.0, 0.0]]],
+            "row 4: prepare_batch returned 1 item(s) for 2 completions",
+        ),
+        (
+            [[[0.0], [0.0]], [[0.0], [0.0, 0.0]]],
+            "row 4 · completion 1: prepare_batch returned 1 item(s) for 2 segments",
+        ),
+        (
+            [[[0.0], [0.0, [1.0]]], [[0.0], [0.0, 0.0]]],
+            "completion 1 · segment 1: prepare_batch returned 1 item(s) for 4 tokens",
+        ),
+        (
+            [[[0.0], [0.0, 0.0]], [[float("nan")], [0.0, 0.0]]],
+            "row 7 · completion 0 · segment 0: advantage 0 is nan, not finite",
+        ),
+    ],
+    ids=["nothing", "groups", "completions", "segments", "tokens", "nan"],
+)
+async def test_what_cannot_be_trained_on_is_refused_with_its_place(
+    run: RunRef, result: Any, text: str
+):
+    with pytest.raises(InvalidBatchError) as error:
+        await prepare(run, lambda _: result)
+    assert text in str(error.value)
+    assert "step 5" in str(error.value)
+    assert ArtifactStore.of(run).keys("steps/000005") == []
+
+
+async def test_a_sequence_of_one_token_has_nothing_to_score(run: RunRef):
+    async def function(batch: Batch) -> Any:
+        return await batch.logprobs([[1, 2], [3]])
+
+    with pytest.raises(ValueError, match=r"sequence 1 has 1 token\(s\); two are needed"):
+        await prepare(run, function)
