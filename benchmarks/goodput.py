@@ -65,7 +65,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         prompt = [4 + cursor_index % 40, 7]
         sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
         await asyncio.sleep(seconds - before)
-        segment = RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, float(rollout_idx))
+        segment = RolloutSample.of_sample(prompt, sample, float(rollout_idx))
         tiny_task.note(setup, "returned", cursor_index, rollout_idx)
         return RolloutRun([segment])
 

@@ -35,6 +35,7 @@ class LoggedCall(BaseModel):
     text: str
     finish_reason: str
     version: int
+    routing: list[str] | None = None
 
 
 class CallLog:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everburn.sampling import Sampler
+    from everburn.sampling import Sample, Sampler
 
 RolloutFn = Callable[..., Awaitable["RolloutRun | None"]]
 """`async rollout_fn(sample_prompt: dict, [context...]) -> RolloutRun | None`.
@@ -56,15 +56,28 @@ class RolloutSample:
     """One segment: a trainer-ready token span of a completion.
 
     tokens: token ids, prompt and output, at least two.
-    logprobs: one per token, under the policy that sampled it; 0.0 where `loss_mask` is 0.
+    logprobs: one per token, under the policy that sampled it (temperature and filters applied); 0.0
+        where `loss_mask` is 0.
     loss_mask: 1 for the tokens that are trained (those the policy sampled), else 0.
     reward: of the whole completion; the same in all its segments.
+
+    Optional, and only used where something asks for it:
+
+    raw_logprobs: one per token, of the model itself at temperature 1 without filters, as
+        `Sample.raw_logprobs` has them; 0.0 where `loss_mask` is 0. For train/inference_k1 and _k3.
+    routing: one per token, the expert routing (base64) under which the token was predicted, as
+        `Sample.routing` has it; "" where there is none. For router replay.
+    turns: where each turn's tokens begin, ascending positions of trained tokens. By default each
+        unbroken run of trained tokens is a turn. For advantages per turn.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     loss_mask: Sequence[int]
     reward: float
+    raw_logprobs: Sequence[float] | None = None
+    routing: Sequence[str] | None = None
+    turns: Sequence[int] | None = None
 
     @classmethod
     def of_turn(
@@ -73,15 +86,45 @@ class RolloutSample:
         output_tokens: Sequence[int],
         output_logprobs: Sequence[float],
         reward: float,
+        *,
+        raw_logprobs: Sequence[float] | None = None,
+        routing: Sequence[str] | None = None,
     ) -> "RolloutSample":
-        """The segment of one prompt and one sampled output: all of the output is trained."""
+        """The segment of one prompt and one sampled output: all of the output is trained.
+
+        raw_logprobs and routing are the output's.
+        """
         prompt, output = list(prompt_tokens), list(output_tokens)
         return cls(
             tokens=prompt + output,
             logprobs=[0.0] * len(prompt) + list(output_logprobs),
             loss_mask=[0] * len(prompt) + [1] * len(output),
             reward=reward,
+            raw_logprobs=None if raw_logprobs is None else [0.0] * len(prompt) + [*raw_logprobs],
+            routing=None if routing is None else [""] * len(prompt) + [*routing],
         )
+
+    @classmethod
+    def of_sample(
+        cls, prompt_tokens: Sequence[int], sample: "Sample", reward: float
+    ) -> "RolloutSample":
+        """The segment of one prompt and what `sampler.sample` answered to it."""
+        return cls.of_turn(
+            prompt_tokens,
+            sample.tokens,
+            sample.logprobs,
+            reward,
+            raw_logprobs=sample.raw_logprobs,
+            routing=sample.routing,
+        )
+
+    def turn_starts(self) -> list[int]:
+        """Where each turn begins: as given, or where unbroken runs of trained tokens do."""
+        if self.turns is not None:
+            return [int(start) for start in self.turns]
+        # The first token has no context to be predicted from: it is never trained.
+        trained = [False, *(bool(flag) for flag in self.loss_mask[1:])]
+        return [i for i in range(1, len(trained)) if trained[i] and not trained[i - 1]]
 
 
 @dataclass(slots=True)
@@ -91,11 +134,14 @@ class RolloutRun:
     answer: the completion's text, shown in evaluation files; by default the trained tokens
         decoded.
     info: anything JSON-able that explains the reward.
+    ground_truth_tokens: token ids of the right answer, as it would follow a generation prompt; for
+        a `prepare_batch` that scores it, such as IGPO.
     """
 
     segments: list[RolloutSample]
     answer: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    ground_truth_tokens: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +226,15 @@ def validate_rollout(value: object, where: str, vocab_size: int | None = None) -
         raise InvalidRolloutError(
             f"{where}: all segments of a completion share its reward, got {sorted(rewards)}"
         )
+    truth = value.ground_truth_tokens
+    if truth is not None:
+        if not _is_flat(truth) or len(truth) == 0:
+            raise InvalidRolloutError(
+                f"{where}: ground_truth_tokens is {truth!r}, not a list of at least one token id"
+            )
+        problem = _token_problem(truth, vocab_size)
+        if problem:
+            raise InvalidRolloutError(f"{where} · ground_truth_tokens: {problem}")
     return value
 
 
@@ -197,12 +252,9 @@ def _segment_problem(segment: object, vocab_size: int | None) -> str | None:
         )
     if len(tokens) < 2:
         return f"has {len(tokens)} token(s); at least two are needed, one to predict from the other"
-    for position, token in enumerate(tokens):
-        if isinstance(token, bool) or not _is_integer(token):
-            return f"token {position} is {token!r}, not an integer id"
-        if token < 0 or (vocab_size is not None and token >= vocab_size):
-            size = "" if vocab_size is None else f" of {vocab_size}"
-            return f"token {position} is {token}, outside the vocabulary{size}"
+    problem = _token_problem(tokens, vocab_size)
+    if problem:
+        return problem
     for position, logprob in enumerate(logprobs):
         if not _is_finite_number(logprob):
             return f"logprob {position} is {logprob!r}, not a finite number"
@@ -214,6 +266,46 @@ def _segment_problem(segment: object, vocab_size: int | None) -> str | None:
         return "loss_mask trains no token: return None to drop the draw"
     if not _is_finite_number(segment.reward):
         return f"reward is {segment.reward!r}, not a finite number"
+    return _optional_problem(segment)
+
+
+def _token_problem(tokens: Sequence[int], vocab_size: int | None) -> str | None:
+    for position, token in enumerate(tokens):
+        if isinstance(token, bool) or not _is_integer(token):
+            return f"token {position} is {token!r}, not an integer id"
+        if token < 0 or (vocab_size is not None and token >= vocab_size):
+            size = "" if vocab_size is None else f" of {vocab_size}"
+            return f"token {position} is {token}, outside the vocabulary{size}"
+    return None
+
+
+def _optional_problem(segment: RolloutSample) -> str | None:
+    """What is wrong with the fields that a segment needn't have."""
+    for name in ("raw_logprobs", "routing"):
+        values = getattr(segment, name)
+        if values is None:
+            continue
+        if not _is_flat(values):
+            return f"{name} is a {type(values).__name__}, not a flat list"
+        if len(values) != len(segment.tokens):
+            return f"{name} must be as long as tokens, got {len(values)} and {len(segment.tokens)}"
+    for position, logprob in enumerate(() if (raw := segment.raw_logprobs) is None else raw):
+        if not _is_finite_number(logprob):
+            return f"raw_logprobs {position} is {logprob!r}, not a finite number"
+    for position, matrix in enumerate(segment.routing or ()):
+        if not isinstance(matrix, str):
+            return f"routing {position} is a {type(matrix).__name__}, not a string"
+    return None if segment.turns is None else _turns_problem(segment.turns, segment.loss_mask)
+
+
+def _turns_problem(turns: Sequence[int], mask: Sequence[int]) -> str | None:
+    if not _is_flat(turns) or not all(_is_integer(start) for start in turns):
+        return f"turns is {turns!r}, not a flat list of positions"
+    trained = [position for position, flag in enumerate(mask) if flag and position > 0]
+    if sorted(set(turns)) != list(turns) or not set(turns) <= set(trained):
+        return f"turns is {list(turns)}: ascending positions of trained tokens are due"
+    if trained[0] not in turns:
+        return f"token {trained[0]} is trained, but the first turn begins at {[*turns, None][0]}"
     return None
 
 

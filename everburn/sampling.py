@@ -38,6 +38,7 @@ class Sample:
     tokens: output ids, a final stop token included. logprobs: of the policy as it was sampled
     (temperature and filters applied), one per token. raw_logprobs: of the model itself, where the
     server reports them. finish_reason: "stop" or "length". version: the policy that sampled.
+    routing: per token, the experts that predicted it, where the run replays them (router_replay).
     """
 
     tokens: list[int]
@@ -46,6 +47,7 @@ class Sample:
     text: str
     finish_reason: str
     version: int
+    routing: list[str] | None = None
 
 
 @dataclass

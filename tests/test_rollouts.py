@@ -17,6 +17,7 @@ from everburn.rollouts import (
     context_parameters,
     validate_rollout,
 )
+from everburn.sampling import Sample
 
 WHERE = "run arithmetic · row 17 · completion 3"
 
@@ -184,6 +185,71 @@ def test_one_turn_becomes_a_segment_that_trains_its_output():
     turn = RolloutSample.of_turn([5, 6], (7, 8), np.array([-0.5, -1.5]), reward=1.0)
     assert turn == segment()
     validate_rollout(RolloutRun([turn]), WHERE, vocab_size=9)
+
+
+def test_what_the_sampler_answered_becomes_a_segment():
+    sample = Sample(
+        tokens=[7, 8],
+        logprobs=[-0.5, -1.5],
+        raw_logprobs=[-0.7, -1.2],
+        text="",
+        finish_reason="stop",
+        version=3,
+        routing=["AA==", "AQ=="],
+    )
+    turn = RolloutSample.of_sample([5, 6], sample, reward=1.0)
+    assert turn == segment(raw_logprobs=[0.0, 0.0, -0.7, -1.2], routing=["", "", "AA==", "AQ=="])
+    validate_rollout(RolloutRun([turn]), WHERE)
+
+
+TWO_TURNS = {"tokens": [5, 7, 8, 6, 7], "logprobs": [0.0] * 5, "loss_mask": [0, 1, 1, 0, 1]}
+
+
+def test_turns_begin_where_runs_of_trained_tokens_do_unless_the_rollout_knows_better():
+    assert segment(**TWO_TURNS).turn_starts() == [1, 4]
+    assert segment(**TWO_TURNS, turns=np.array([1, 2, 4])).turn_starts() == [1, 2, 4]
+    # The first token is never trained, whatever its mask says.
+    assert segment(loss_mask=[1, 1, 0, 1]).turn_starts() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"raw_logprobs": [0.0]}, "raw_logprobs must be as long as tokens, got 1 and 4"),
+        (
+            {"raw_logprobs": [0.0, 0.0, None, -1.0]},
+            "raw_logprobs 2 is None, not a finite number",
+        ),
+        ({"routing": ["", "", "AA=="]}, "routing must be as long as tokens, got 3 and 4"),
+        ({"routing": ["", "", "AA==", 5]}, "routing 3 is a int, not a string"),
+        ({"routing": "AA=="}, "routing is a str, not a flat list"),
+        ({"turns": [[2]]}, "turns is [[2]], not a flat list of positions"),
+        ({"turns": [3, 2]}, "turns is [3, 2]: ascending positions of trained tokens are due"),
+        ({"turns": [2, 2]}, "turns is [2, 2]: ascending positions of trained tokens are due"),
+        ({"turns": [1, 2]}, "turns is [1, 2]: ascending positions of trained tokens are due"),
+        ({"turns": [3]}, "token 2 is trained, but the first turn begins at 3"),
+        ({"turns": []}, "token 2 is trained, but the first turn begins at None"),
+    ],
+)
+def test_what_a_segment_need_not_have_is_checked_where_it_has_it(
+    changes: dict[str, Any], text: str
+):
+    run = RolloutRun([segment(**changes)])
+    assert complaint(run) == f"{WHERE} · segment 0: {text}"
+
+
+@pytest.mark.parametrize(
+    ("truth", "text"),
+    [
+        ([], ": ground_truth_tokens is [], not a list of at least one token id"),
+        ("132", ": ground_truth_tokens is '132', not a list of at least one token id"),
+        ([1, 9], " · ground_truth_tokens: token 1 is 9, outside the vocabulary of 9"),
+        ([1.5], " · ground_truth_tokens: token 0 is 1.5, not an integer id"),
+    ],
+)
+def test_the_ground_truth_is_token_ids(truth: Any, text: str):
+    run = RolloutRun([segment()], ground_truth_tokens=truth)
+    assert complaint(run, vocab_size=9) == f"{WHERE}{text}"
 
 
 async def plain(sample_prompt: dict[str, Any]) -> None: ...

@@ -5,6 +5,8 @@ trainer can build datums from it. Doesn't own keys (refs.py) or validation (roll
 """
 
 import json
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -42,14 +44,18 @@ def write_rollout(
     store: ArtifactStore, key: str, record: CompletionRecord, run: RolloutRun
 ) -> StoredRef:
     """Write a validated rollout."""
-    fields = record.model_dump(exclude={"info"}) | {"info": json.dumps(record.info, default=str)}
+    values = record.model_dump(exclude={"info"}) | {"info": json.dumps(record.info, default=str)}
     count = len(run.segments)
-    columns: dict[str, list[Any]] = {name: [value] * count for name, value in fields.items()}
+    columns: dict[str, list[Any]] = {name: [value] * count for name, value in values.items()}
     columns["segment"] = list(range(count))
     columns["tokens"] = [list(map(int, s.tokens)) for s in run.segments]
     columns["logprobs"] = [list(map(float, s.logprobs)) for s in run.segments]
     columns["loss_mask"] = [list(map(int, s.loss_mask)) for s in run.segments]
     columns["reward"] = [float(s.reward) for s in run.segments]
+    columns["raw_logprobs"] = [_list_of(float, s.raw_logprobs) for s in run.segments]
+    columns["routing"] = [_list_of(str, s.routing) for s in run.segments]
+    columns["turns"] = [_list_of(int, s.turns) for s in run.segments]
+    columns["ground_truth_tokens"] = [_list_of(int, run.ground_truth_tokens)] * count
     return store.put_table(key, columns, _schema())
 
 
@@ -59,10 +65,15 @@ def read_rollout(store: ArtifactStore, ref: str | StoredRef) -> tuple[Completion
     record = {name: rows[0][name] for name in CompletionRecord.model_fields}
     record["info"] = json.loads(record["info"])
     segments = [
-        RolloutSample(row["tokens"], row["logprobs"], row["loss_mask"], row["reward"])
+        RolloutSample(**{part.name: row[part.name] for part in fields(RolloutSample)})
         for row in rows
     ]
-    return CompletionRecord(**record), RolloutRun(segments, record["answer"], record["info"])
+    truth = rows[0]["ground_truth_tokens"]
+    return CompletionRecord(**record), RolloutRun(segments, record["answer"], record["info"], truth)
+
+
+def _list_of(kind: Callable[[Any], Any], values: Iterable[Any] | None) -> list[Any] | None:
+    return None if values is None else [kind(value) for value in values]
 
 
 def _schema() -> Any:
@@ -89,5 +100,9 @@ def _schema() -> Any:
             ("tokens", pa.list_(pa.int32())),
             ("loss_mask", pa.list_(pa.int8())),
             ("logprobs", pa.list_(pa.float32())),
+            ("raw_logprobs", pa.list_(pa.float32())),
+            ("routing", pa.list_(pa.string())),
+            ("turns", pa.list_(pa.int32())),
+            ("ground_truth_tokens", pa.list_(pa.int32())),
         ]
     )

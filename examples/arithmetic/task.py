@@ -18,7 +18,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         prompt = render(setup.tokenizer, sample_prompt)
         sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
         reward, info = grade_final_integer(sample.text, expected(sample_prompt))
-        segment = RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, reward)
+        segment = RolloutSample.of_sample(prompt, sample, reward)
         return RolloutRun([segment], answer=sample.text, info=info)
 
     return rollout_fn

@@ -13,7 +13,7 @@ def make_rollout_fn(setup):
         prompt = setup.tokenizer.encode(sample_prompt["prompt"])
         sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
         reward = float(len(set(sample.tokens)) % 2)
-        return RolloutRun([RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, reward)])
+        return RolloutRun([RolloutSample.of_sample(prompt, sample, reward)])
     return rollout_fn
 
 def rows():

@@ -32,7 +32,7 @@ def make_rollout_fn(setup):
         prompt = setup.tokenizer.encode(sample_prompt["prompt"])
         sample = await setup.sampler.sample(prompt)
         reward = float(len(set(sample.tokens)) % 2)
-        segment = RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, reward)
+        segment = RolloutSample.of_sample(prompt, sample, reward)
         return RolloutRun([segment], answer=sample.text, info={"got": None})
     return rollout_fn
 
