@@ -251,6 +251,7 @@ class TrainerActivities:
         from everburn.learning.batch import prepare_batch
         from everburn.refs import decode_groups
         from everburn.run_folder import stored_config
+        from everburn.trainers import TrainerStateLostError
         from everburn.user_loop import UserLoop
 
         if self._user_loop is None:
@@ -267,7 +268,8 @@ class TrainerActivities:
         except Exception as error:
             # User code may have caught the loss of the session, or stumbled over it.
             if lease.ended is not None:
-                raise lease.ended from error
+                # A new error: that one is in this one's chain, which must not become a circle.
+                raise TrainerStateLostError(str(lease.ended)) from lease.ended
             where = f"run {run.id} · step {order.step} · {entrypoint.name}"
             raise application_error(error, where=where) from error
 

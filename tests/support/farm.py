@@ -31,13 +31,14 @@ from temporalio.worker import Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from activities.rollouts import RolloutActivities
-from activities.trainer import TrainerActivities
+from activities.trainer import TrainerActivities, open_serverless
 from everburn import metrics
 from everburn.config import RunConfig
 from everburn.learning.group import GroupManifest
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
+from everburn.trainers import Trainer
 from support.script import Script, scripts
 from support.trainer import ScriptedTrainer
 from support.waiting import PATIENCE, until
@@ -49,6 +50,8 @@ from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
 
 SLOTS = 1100
+SCRIPTED = "scripted"
+"""The base model of runs whose trainer does what their Script says."""
 _numbers = itertools.count(1)
 
 
@@ -145,7 +148,7 @@ class Farm:
                 "dataset": {"name": "support.tasks:rows", "kwargs": {"count": rows}},
                 "extras": {"script": run_id},
                 "shuffle": False,
-                "base_model": "scripted",
+                "base_model": SCRIPTED,
                 "tokenizer_model": str(self.tokenizer),
                 "backend": "emulator",
                 "completions_per_prompt": 2,
@@ -201,7 +204,7 @@ async def open_farm(
     plugins = [everburn_plugin(), *tuning]
     client = await Client.connect(address, namespace=namespace, plugins=plugins)
     rollouts = RolloutActivities()
-    trainers = TrainerActivities(client, _open_scripted)
+    trainers = TrainerActivities(client, _open_trainer)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(rollouts.close)
         stack.push_async_callback(trainers.close)
@@ -245,5 +248,8 @@ def _workers(
         ]
 
 
-async def _open_scripted(config: RunConfig) -> ScriptedTrainer:
-    return await scripts[str(config.extras["script"])].trainer.open()
+async def _open_trainer(config: RunConfig) -> Trainer:
+    """The run's scripted trainer; for a run that names a real model, a session at its backend."""
+    if config.base_model == SCRIPTED:
+        return await scripts[str(config.extras["script"])].trainer.open()
+    return await open_serverless(config)

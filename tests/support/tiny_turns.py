@@ -1,0 +1,45 @@
+"""A task of two turns for the emulator's tiny model, with all that a rollout may tell of itself.
+
+There is nothing to understand in it: the reward is a number that the sampled tokens give.
+"""
+
+from typing import Any
+
+from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
+
+MODEL = "accounts/everburn/models/tiny"
+TOOL_RESPONSE = [3, 9]
+GROUND_TRUTH = [5, 6]
+
+
+def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
+        tokens = [4 + sample_prompt["row"] % 40, 7]
+        logprobs, raw, mask = [0.0, 0.0], [0.0, 0.0], [0, 0]
+        for _ in range(2):
+            sample = await setup.sampler.sample(tokens, **setup.sampling_kwargs)
+            assert sample.raw_logprobs is not None
+            after = [0] * len(TOOL_RESPONSE)
+            tokens = [*tokens, *sample.tokens, *TOOL_RESPONSE]
+            logprobs = [*logprobs, *sample.logprobs, *after]
+            raw = [*raw, *sample.raw_logprobs, *after]
+            mask = [*mask, *[1] * len(sample.tokens), *after]
+        reward = sum(tokens) % 7 / 6
+        segment = RolloutSample(tokens, logprobs, mask, reward, raw_logprobs=raw)
+        return RolloutRun([segment], ground_truth_tokens=GROUND_TRUTH)
+
+    return rollout_fn
+
+
+def fields(base_url: str, **others: Any) -> dict[str, Any]:
+    """A run's configuration for this task on an emulator."""
+    return {
+        "rollout": "support.tiny_turns:make_rollout_fn",
+        "base_model": MODEL,
+        "tokenizer_model": MODEL,
+        "base_url": base_url,
+        "lora_rank": 4,
+        "prompt_groups_per_step": 2,
+        "max_completion_tokens": 4,
+        "learning_rate": 0.01,
+    } | others
