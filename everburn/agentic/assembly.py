@@ -8,12 +8,14 @@ Doesn't own sampling (everburn/sampling.py) or how prompts come about (renderers
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from everburn.rollouts import RecoverableRolloutError, RolloutSample
 
 if TYPE_CHECKING:
     from everburn.sampling import Sample
+
+T = TypeVar("T")
 
 OnBranch = Literal["split", "reject"]
 
@@ -30,16 +32,19 @@ class Call:
     """One sampling call, as inference saw it.
 
     prompt: exact prompt ids, at least one. tokens: sampled ids, a stop token included.
-    logprobs: one per sampled token. truncated: whether the token limit ended it.
+    logprobs: one per sampled token. truncated: whether the token limit ended it. raw_logprobs,
+    routing: one per sampled token too, where the sampler tells them.
 
     Raises:
-        ValueError: an empty prompt, or another number of logprobs than of tokens.
+        ValueError: an empty prompt, or another number of any of these than of tokens.
     """
 
     prompt: list[int]
     tokens: list[int]
     logprobs: list[float]
     truncated: bool = False
+    raw_logprobs: list[float] | None = None
+    routing: list[str] | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -49,11 +54,22 @@ class Call:
                 f"a call has {len(self.tokens)} tokens and {len(self.logprobs)} logprobs; each "
                 "token needs the logprob it was sampled with"
             )
+        for name in ("raw_logprobs", "routing"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.tokens):
+                raise ValueError(f"a call has {len(self.tokens)} tokens and {len(values)} {name}")
 
     @classmethod
     def of(cls, prompt: Sequence[int], sample: "Sample") -> "Call":
         """The call that a prompt and the sampler's answer to it make."""
-        return cls(list(prompt), sample.tokens, sample.logprobs, sample.finish_reason == "length")
+        return cls(
+            list(prompt),
+            sample.tokens,
+            sample.logprobs,
+            sample.finish_reason == "length",
+            sample.raw_logprobs,
+            sample.routing,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +156,9 @@ class _Path:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
+    raw_logprobs: list[float] | None = field(default_factory=list)
+    routing: list[str] | None = field(default_factory=list)
+    """Both None once a call doesn't tell."""
     turns: list[Turn] = field(default_factory=list)
 
     def extend(self, index: int, call: Call) -> None:
@@ -149,10 +168,20 @@ class _Path:
         self.tokens += context + call.tokens
         self.logprobs += [0.0] * len(context) + call.logprobs
         self.mask += [0] * len(context) + [1] * len(call.tokens)
+        self.raw_logprobs = _extended(self.raw_logprobs, [0.0] * len(context), call.raw_logprobs)
+        self.routing = _extended(self.routing, [""] * len(context), call.routing)
         self.turns.append(Turn(index, start, start + len(call.tokens)))
 
     def segment(self, reward: float) -> RolloutSample:
-        return RolloutSample(self.tokens, self.logprobs, self.mask, reward)
+        return RolloutSample(
+            self.tokens,
+            self.logprobs,
+            self.mask,
+            reward,
+            raw_logprobs=self.raw_logprobs,
+            routing=self.routing,
+            turns=[turn.start for turn in self.turns],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +254,10 @@ class _Trace:
             f"tokens kept so far: they agree up to token {shared}, then "
             f"{asked[shared : shared + 3]} follows instead of {kept[shared : shared + 3]}"
         )
+
+
+def _extended(kept: list[T] | None, context: list[T], new: list[T] | None) -> list[T] | None:
+    return None if kept is None or new is None else kept + context + new
 
 
 def _packed(tokens: list[int]) -> bytes:

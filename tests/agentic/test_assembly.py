@@ -31,7 +31,8 @@ def traces(draw: st.DrawFn) -> list[Call]:
         tokens = draw(st.lists(IDS, max_size=4))
         # A logprob that says which call and which token it belongs to.
         logprobs = [-(number * 10 + place + 1.0) for place in range(len(tokens))]
-        calls.append(Call(prompt or [0], tokens, logprobs, draw(st.booleans())))
+        raw = [2 * logprob for logprob in logprobs] if draw(st.booleans()) else None
+        calls.append(Call(prompt or [0], tokens, logprobs, draw(st.booleans()), raw))
     return calls
 
 
@@ -53,6 +54,19 @@ def sampled(calls: list[Call]) -> Counter[tuple[int, float]]:
 @given(traces())
 def test_exactly_the_sampled_tokens_are_trained_each_once(calls: list[Call]) -> None:
     assert trained(assemble(calls, 1.0)) == sampled(calls)
+
+
+@given(traces())
+def test_raw_logprobs_stay_with_their_tokens_where_all_calls_of_a_segment_tell_them(
+    calls: list[Call],
+) -> None:
+    assembled = assemble(calls, 1.0)
+    for segment, turns in zip(assembled.segments, assembled.turns, strict=True):
+        assert segment.turn_starts() == [turn.start for turn in turns]
+        if any(calls[turn.call].raw_logprobs is None for turn in turns):
+            assert segment.raw_logprobs is None
+        else:
+            assert segment.raw_logprobs == [2 * logprob for logprob in segment.logprobs]
 
 
 @given(traces())
