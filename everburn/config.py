@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+MAX_COMPLETIONS = 512
+"""Of a row: each is an activity of one workflow, and a server allows so many to be pending."""
 MAX_CONFIG_BYTES = 64 * 1024
 """A run's configuration travels in workflow history; more than this belongs in files."""
 
@@ -130,7 +132,9 @@ class RunConfig(BaseModel):
     )
 
     # Scheduling (names of the async RL recipe)
-    completions_per_prompt: int = Field(default=4, ge=2, description="G, completions per row.")
+    completions_per_prompt: int = Field(
+        default=4, ge=2, le=MAX_COMPLETIONS, description="G, completions per row."
+    )
     prompt_groups_per_step: _Count = Field(default=1, description="P, prompt groups per step.")
     max_head_offpolicy_versions: _Natural = Field(
         default=0, description="O, published versions that admission may run ahead."

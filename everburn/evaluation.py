@@ -6,6 +6,7 @@ evaluation runs (the workflow) or how a row is rolled out (rollout_runner.py).
 
 import asyncio
 import inspect
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,9 @@ from everburn.store import ArtifactStore, when_there_is_space
 
 SHARD_ROWS = 32
 """Rows per activity: enough to fill a sampler's batch, few enough to lose little to a crash."""
+
+MAX_FIGURES_BYTES = 1500
+"""Of what an evaluation function returns: its figures travel in history."""
 
 BEFORE_KEY = "eval-before.json"
 AFTER_KEY = "eval-after.json"
@@ -74,7 +78,7 @@ async def run_evaluation_function(runner: RolloutRunner, version: int) -> dict[s
     """Call the run's evaluation function; `step` is the version it evaluates.
 
     Raises:
-        ValueError: it returned something else than a dict of finite numbers.
+        ValueError: it returned something else than a dict of finite numbers, or too many.
     """
     if runner.config.evaluation is None:
         raise ValueError("the run names no evaluation function")
@@ -87,7 +91,14 @@ async def run_evaluation_function(runner: RolloutRunner, version: int) -> dict[s
     for key, value in values.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"{name} returned {key}={value!r}, not a finite number")
-    return {str(key): float(value) for key, value in values.items()}
+    figures = {str(key): float(value) for key, value in values.items()}
+    size = len(json.dumps(figures))
+    if size > MAX_FIGURES_BYTES:
+        raise ValueError(
+            f"{name} returned {len(figures)} figures of {size} bytes, and {MAX_FIGURES_BYTES} are "
+            "allowed: return the means that matter, and keep the rest in a file of your own"
+        )
+    return figures
 
 
 def complete_evaluation(

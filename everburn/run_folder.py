@@ -54,7 +54,7 @@ def create_run_folder(run: RunRef, config: RunConfig, owner: Owner) -> None:
     if found is not None and found != owner and found.life >= owner.life:
         raise RunFolderTakenError(
             f"{store.path('')} belongs to another run of the id {run.id!r}: start under a new "
-            "workflow id, move the folder away, or go on with `everburn resume`"
+            "workflow id, or go on with `everburn resume`"
         )
     store.put_json(OWNER_KEY, owner.model_dump())
     store.put_json(CONFIG_KEY, config.model_dump(mode="json"))

@@ -104,6 +104,7 @@ def test_every_documented_value_is_accepted(field: str, values: list[object]):
     ("field", "value", "text"),
     [
         ("completions_per_prompt", 1, "Input should be greater than or equal to 2 (got 1)"),
+        ("completions_per_prompt", 513, "Input should be less than or equal to 512 (got 513)"),
         ("base_model", "", "String should have at least 1 character (got '')"),
         ("prompt_groups_per_step", 0, "Input should be greater than or equal to 1 (got 0)"),
         ("max_head_offpolicy_versions", -1, "Input should be greater than or equal to 0 (got -1)"),
@@ -356,6 +357,7 @@ def test_the_json_schema_describes_every_field_for_editors():
     assert schema["properties"]["completions_per_prompt"] == {
         "default": 4,
         "description": "G, completions per row.",
+        "maximum": 512,
         "minimum": 2,
         "title": "Completions Per Prompt",
         "type": "integer",

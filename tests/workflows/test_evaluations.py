@@ -117,17 +117,20 @@ async def test_a_failing_evaluation_is_reported_and_training_goes_on(
     def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
         if step == 0:
             raise KeyError("skill")
+        if step == 3:
+            return {f"skill-{index}": 1.0 for index in range(1000)}
         return {"skill": 1.0 if step == 1 else float("nan")}
 
-    run = await start_tuned(Script(evaluate=evaluate), rows=2)
+    run = await start_tuned(Script(evaluate=evaluate), rows=3)
     result = await run.result()
-    assert (result.rows, result.stopped) == (2, False)
-    raised, not_a_number = (await run.status()).notes
+    assert (result.rows, result.stopped) == (3, False)
+    raised, not_a_number, too_many = (await run.status()).notes
+    assert "returned 1000 figures of" in too_many
     assert raised.startswith("evaluation of version 0: ") and "KeyError: 'skill'" in raised
     assert not_a_number.startswith("evaluation of version 2: ")
     assert "returned skill=nan, not a finite number" in not_a_number
     records = {record["rollout/step"]: record for record in run.metrics()}
-    assert [records[step].get("eval/failed") for step in (0, 1, 2)] == [1, None, 1]
+    assert [records[step].get("eval/failed") for step in range(4)] == [1, None, 1, 1]
 
 
 async def test_an_evaluation_that_misses_its_deadline_is_given_up(start: Start):
