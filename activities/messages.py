@@ -5,7 +5,7 @@ from typing import Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from everburn.ledger import AdamParams, PreparedBatch
+from everburn.ledger import AdamParams, Control, PreparedBatch
 from everburn.metrics import Number
 from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
 from everburn.run_folder import Owner
@@ -58,10 +58,17 @@ class CompleteGroup(Message):
     hundreds."""
     errors: dict[int, str]
     """Of the first failures, by completion."""
+    last: bool
+    """Whether no attempt follows if too few have survived."""
 
     @classmethod
     def of(
-        cls, run: RunRef, group: GroupKey, version: int, outcomes: Iterable[RolloutOutcome]
+        cls,
+        run: RunRef,
+        group: GroupKey,
+        version: int,
+        outcomes: Iterable[RolloutOutcome],
+        last: bool,
     ) -> Self:
         in_order = sorted(outcomes, key=lambda outcome: outcome.completion)
         errors = [(o.completion, o.error) for o in in_order if o.error is not None]
@@ -71,6 +78,7 @@ class CompleteGroup(Message):
             version=version,
             statuses="".join(outcome.status[0] for outcome in in_order),
             errors=dict(errors[:MAX_ERRORS]),
+            last=last,
         )
 
     @property
@@ -272,6 +280,7 @@ class CommitStep(Message):
     snapshot: str
     checkpoint: str | None
     changes: dict[str, JsonValue]
+    controls: list[Control]
     seconds: float
     metrics: dict[str, float | int]
     rejected: RewardSum
@@ -316,6 +325,14 @@ class Reconciled(Message):
     """Groups whose workflow is closed, and which left nothing."""
     lease_closed: bool
     evaluation_closed: bool
+
+
+class SkipGroup(Message):
+    """A group that failed, and that a person gives up."""
+
+    run: RunRef
+    group: GroupKey
+    version: int
 
 
 class RecordProducer(Message):

@@ -101,6 +101,7 @@ class RolloutActivities:
                     order.version,
                     order.outcomes,
                     runner.config.min_group_size,
+                    order.last,
                     lambda: runner.row(order.group.cursor),
                     judge if entrypoint is not None else None,
                 )

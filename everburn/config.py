@@ -385,7 +385,6 @@ RECONFIGURABLE = frozenset(
         "grad_clip_norm",
         "max_head_offpolicy_versions",
         "max_concurrency_rollout_sample",
-        "max_incomplete_group_retries",
         "evaluation_interval",
         "dcp_save_interval",
         "on_fatal",

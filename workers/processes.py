@@ -54,6 +54,7 @@ def orchestrator(client: Client) -> Worker:
             records.record_producer,
             records.record_evaluation,
             records.carry_publication,
+            records.skip_group,
             records.finish_run,
             reconciliation.reconcile,
             reconciliation.run_is_open,

@@ -105,7 +105,7 @@ def _restore_rows(
     for row in range(cursor.next):
         manifests = groups.get(row, [])
         accepted = [group for group in manifests if group.fate == "accepted"]
-        if row in trained or _is_rejected(manifests, config):
+        if row in trained or any(group.rejected for group in manifests):
             cursor.resolve(row)
         elif accepted:
             state.queue.accept(_queued(accepted[0]))
@@ -121,12 +121,6 @@ def _groups_by_row(store: ArtifactStore) -> dict[int, list[GroupManifest]]:
     for group in all_groups(store):
         found.setdefault(group.key.cursor, []).append(group)
     return found
-
-
-def _is_rejected(manifests: list[GroupManifest], config: RunConfig) -> bool:
-    fates = [group.fate for group in manifests]
-    incomplete = fates.count("incomplete")
-    return "filtered" in fates or incomplete > config.max_incomplete_group_retries
 
 
 def _queued(group: GroupManifest) -> QueuedGroup:

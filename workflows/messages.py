@@ -25,6 +25,8 @@ class GroupOrder(Message):
     rollout_timeout: float
     report_releases: bool
     fail_on_failure: bool
+    last: bool
+    """Whether no attempt follows this one."""
 
 
 GroupFate = Literal["accepted", "filtered", "incomplete", "fatal", "cancelled"]

@@ -323,6 +323,7 @@ class OptimizerStep:
                 snapshot=state.snapshot,
                 checkpoint=checkpoint,
                 changes=state.changes,
+                controls=state.controls,
                 seconds=metrics["perf/step_time"],
                 metrics=metrics,
                 rejected=state.rejected,
@@ -335,6 +336,7 @@ class OptimizerStep:
             state.again.pop(group.c, None)
         state.rejected = RewardSum()
         state.changes.clear()
+        state.controls.clear()
         state.step += 1
         state.losses = 0
         state.progressed(workflow.time())

@@ -168,13 +168,15 @@ class Producer:
         self._state.admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
 
-    def skip_row(self) -> None:
-        """Reject the row that failed, and go on."""
+    def skip_row(self) -> GroupKey | None:
+        """Reject the row that failed, if a row was the cause, and go on."""
         fatal = self._state.fatal
-        if fatal is not None and fatal.group is not None:
-            self._state.cursor.withdraw(fatal.group.cursor)
-            self._resolve_rejected(fatal.group.cursor)
+        group = None if fatal is None else fatal.group
+        if group is not None:
+            self._state.cursor.withdraw(group.cursor)
+            self._resolve_rejected(group.cursor)
         self.resume()
+        return group
 
     def cancel_all(self) -> None:
         """Ask all groups in flight to end; each reports."""
@@ -234,6 +236,8 @@ class Producer:
 
     async def _start_group(self, key: GroupKey, version: int) -> None:
         config, run = self._config, self._state.run
+        history = self._state.again.get(key.cursor)
+        incomplete = 0 if history is None else history.incomplete
         lifetime = timedelta(seconds=config.rollout_timeout) + OVERTIME
         try:
             child = await workflow.start_child_workflow(
@@ -246,6 +250,7 @@ class Producer:
                     rollout_timeout=config.rollout_timeout,
                     report_releases=config.max_concurrency_rollout_sample is not None,
                     fail_on_failure=config.on_any_rollout_failure == "fail",
+                    last=incomplete >= config.max_incomplete_group_retries,
                 ),
                 id=group_workflow_id(run.id, key),
                 parent_close_policy=ParentClosePolicy.ABANDON,

@@ -163,7 +163,7 @@ class PromptGroup:
         order = self._order
         summary = await workflow.execute_activity_method(
             RolloutActivities.complete_group,
-            CompleteGroup.of(order.run, order.key, order.version, self._outcomes),
+            CompleteGroup.of(order.run, order.key, order.version, self._outcomes, order.last),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=timedelta(minutes=5),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from activities.messages import LeaseGrant, ProducerSample
 from everburn.config import RunConfig
+from everburn.ledger import Control
 from everburn.refs import GroupKey, RewardSum, RunRef
 from everburn.run_folder import Origin
 from everburn.scheduling.admission import Admission
@@ -20,6 +21,8 @@ from workflows.messages import LeaseEnded, Recovered
 STATE_SCHEMA = 1
 MAX_NOTES = 10
 MAX_NOTE = 300
+MAX_CONTROLS = 10
+"""That the next commit brings to the ledger, the last ones."""
 
 
 class GroupOut(BaseModel):
@@ -151,6 +154,8 @@ class RunState(BaseModel):
     """Why the last one that was wanted couldn't be saved."""
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     """Of the configuration, since the last commit."""
+    controls: list[Control] = Field(default_factory=list)
+    """What the run was told since the last commit."""
     stop: bool = False
     drain: bool = False
     fatal: Fatal | None = None
@@ -181,6 +186,10 @@ class RunState(BaseModel):
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
+
+    def told(self, what: str, now: float) -> None:
+        """Something that a person told the run, for the ledger."""
+        self.controls = [*self.controls, Control(at=now, what=what)][-MAX_CONTROLS:]
 
     @property
     def recovered(self) -> Recovered | None:

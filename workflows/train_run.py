@@ -409,6 +409,7 @@ class TrainRun:
     @workflow.update(description="Admit nothing new; what is in flight is finished and trained.")
     def pause(self) -> str:
         """Close admission until `resume`."""
+        self._state.told("pause", workflow.time())
         self._state.paused = True
         return "paused"
 
@@ -421,6 +422,7 @@ class TrainRun:
     @workflow.update(description="Go on after a pause, or after a fatal error that was mended.")
     def resume(self) -> str:
         """End a pause; clear the error that holds the run, and try what failed again."""
+        self._state.told("resume", workflow.time())
         self._producer.resume()
         return "resumed"
 
@@ -434,6 +436,7 @@ class TrainRun:
     async def checkpoint(self) -> str:
         """Save now, or at the end of the step that is being trained."""
         state = self._state
+        state.told("checkpoint", workflow.time())
         state.checkpoint_wanted = True
         await workflow.wait_condition(lambda: not state.checkpoint_wanted)
         if state.checkpoint_error is not None:
@@ -451,6 +454,7 @@ class TrainRun:
     @workflow.update(description="Change the learning rate, O, C, intervals, ... of a running run.")
     def reconfigure(self, changes: dict[str, Any]) -> str:
         """Apply changes from the next decision on; the ledger records them."""
+        self._state.told(f"reconfigure {', '.join(sorted(changes))}", workflow.time())
         self._config = reconfigured(self._config, changes)
         self._state.changes |= changes
         self._producer.reconfigure(self._config)
@@ -463,10 +467,16 @@ class TrainRun:
         reconfigured(self._config, changes)
 
     @workflow.update(description="Reject the row that failed, and go on.")
-    def skip_row(self) -> str:
+    async def skip_row(self) -> str:
         """Clear the error that holds the run; its row counts as rejected."""
-        self._producer.skip_row()
-        return "skipped"
+        state = self._state
+        group = self._producer.skip_row()
+        if group is None:
+            state.told("skip_row: no row was the cause", workflow.time())
+            return "resumed: no row was the cause"
+        state.told(f"skip_row {group.text}", workflow.time())
+        await self._recorder.skip_group(group, state.admission.version)
+        return f"skipped row {group.text}"
 
     @skip_row.validator
     def _check_skip_row(self) -> None:
