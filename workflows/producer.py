@@ -264,7 +264,7 @@ class Producer:
             return
         finally:
             self._unborn.discard(key.cursor)
-        self._state.progress_at = workflow.time()
+        self._state.progressed(workflow.time())
         child.add_done_callback(lambda task: self._on_child_closed(key, task))
 
     def _attributes(self, key: GroupKey, version: int) -> TypedSearchAttributes | None:

@@ -78,9 +78,14 @@ class TrainerSession:
         self.check()
 
     def on_granted(self, message: LeaseGranted) -> None:
-        """Take in the session; a lease has one, whatever else is granted under its epoch."""
-        if message.grant.epoch == self._state.epoch and self._state.grant is None:
-            self._state.grant = message.grant
+        state, grant = self._state, message.grant
+        if grant.epoch != state.epoch or grant == state.grant:
+            return
+        if state.grant is None:
+            state.grant = grant
+        else:
+            # Another session, whose state is unknown; the one that was held has been given up.
+            self._lose("the lease's workflow was reset")
 
     def on_ended(self, message: LeaseEnded) -> None:
         if message.epoch == self._state.epoch:
@@ -88,12 +93,12 @@ class TrainerSession:
 
     def on_closed(self) -> None:
         """The lease's workflow is closed, whatever it meant to say."""
-        if not self.lost:
-            self._state.lease_end = LeaseEnded(
-                epoch=self._state.epoch,
-                error="the lease's workflow was ended",
-                error_type=TRAINER_STATE_LOST,
-            )
+        self._lose("the lease's workflow was ended")
+
+    def _lose(self, error: str) -> None:
+        self._state.lease_end = self._state.lease_end or LeaseEnded(
+            epoch=self._state.epoch, error=error, error_type=TRAINER_STATE_LOST
+        )
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease is known to have ended."""

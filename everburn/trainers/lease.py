@@ -16,6 +16,9 @@ from everburn.trainers import Trainer, TrainerStateLostError
 
 T = TypeVar("T")
 
+STEPPING = frozenset({"forward_backward", "optim_step", "replay"})
+"""Operations that belong to one step, and must not come after it."""
+
 
 class OperationKey(NamedTuple):
     """What an operation is, whoever asks for it and however often."""
@@ -34,6 +37,8 @@ class Lease:
     _flights: dict[OperationKey, "asyncio.Task[Any]"] = field(default_factory=dict)
     _turn: tuple[int, int] = (0, 0)
     _turns: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _over: int = 0
+    """The last step whose update was asked for."""
     _end: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: TrainerStateLostError | None = None
     released: bool = False
@@ -46,7 +51,8 @@ class Lease:
 
         Raises:
             StaleEpochError: the caller acts for a superseded lease.
-            TrainerStateLostError: the lease has ended.
+            TrainerStateLostError: the lease has ended, or the operation comes after its step: the
+                server sends activities again that a reset run was waiting for.
         """
         if epoch != self.epoch:
             raise StaleEpochError(f"{key} is for epoch {epoch}; this lease is epoch {self.epoch}")
@@ -54,6 +60,7 @@ class Lease:
             raise self._ended
         flight = self._flights.get(key)
         if flight is None:
+            self._check_order(key)
             flight = asyncio.ensure_future(self._fly(operation))
             self._flights[key] = flight
             self._forget_before(key.step)
@@ -104,6 +111,14 @@ class Lease:
         except TrainerStateLostError as error:
             await self.end(error)
             raise
+
+    def _check_order(self, key: OperationKey) -> None:
+        if key.operation not in STEPPING:
+            return
+        if key.step <= self._over:
+            raise TrainerStateLostError(f"{key} comes too late: step {self._over} was taken")
+        if key.operation != "forward_backward":
+            self._over = key.step
 
     def _forget_before(self, step: int) -> None:
         """Results of earlier steps are committed: nobody asks for them again."""
