@@ -33,6 +33,8 @@ KINDS = (*ROLES, "emulator", "temporal")
 ROWS = 24
 KILLS = 4
 """Moments at which something dies, per run, as long as it lasts."""
+FIRST = 6.0
+"""Seconds within which the first comes: less than an undisturbed run takes."""
 MEAN_GAP = 4.0
 """Seconds between those moments."""
 TWO_AT_ONCE = 0.25
@@ -87,8 +89,9 @@ async def disturbed_run(opened: Stack, folder: Path, seed: int) -> Outcome:
 
 
 async def _kill(opened: Stack, draw: random.Random, kills: list[str]) -> None:
-    for _ in range(KILLS):
-        await asyncio.sleep(draw.expovariate(1 / MEAN_GAP))
+    gaps = [draw.uniform(0, FIRST), *(draw.expovariate(1 / MEAN_GAP) for _ in range(KILLS - 1))]
+    for gap in gaps:
+        await asyncio.sleep(gap)
         drawn = draw.sample(KINDS, 2 if draw.random() < TWO_AT_ONCE else 1)
         victims = [victim for victim in drawn if opened.processes.is_up(victim)]
         for victim in victims:

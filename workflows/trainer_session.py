@@ -81,6 +81,7 @@ class TrainerSession:
         """Take in the session; a lease has one, whatever else is granted under its epoch."""
         if message.grant.epoch == self._state.epoch and self._state.grant is None:
             self._state.grant = message.grant
+            self._state.leases += 1
 
     def on_ended(self, message: LeaseEnded) -> None:
         if message.epoch == self._state.epoch:
