@@ -1,6 +1,7 @@
 """Activities of rollout workers: everything that runs the user's code."""
 
 import asyncio
+import importlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +35,18 @@ T = TypeVar("T")
 
 MAX_RUNS = 8
 """Runs whose user code a worker keeps loaded."""
+
+
+def preload() -> None:
+    """Import what the first rollout needs: tokenizers, and the SDK's samplers."""
+    importlib.import_module("everburn.rollout_runner")
+    for module, names in (
+        ("transformers", ["AutoTokenizer"]),
+        ("fireworks.training.sdk", ["FiretitanSamplingClient", "FixedConcurrencyController"]),
+    ):
+        # Both import what is behind their names on their first use.
+        for name in names:
+            getattr(importlib.import_module(module), name)
 
 
 class RolloutActivities:

@@ -6,7 +6,7 @@ the run to the next worker. Doesn't own the command line (cli.py) or the local s
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Literal
@@ -18,7 +18,9 @@ from activities.heartbeats import THROTTLE
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
 from activities.rollouts import RolloutActivities
-from activities.trainer import TrainerActivities, preload
+from activities.rollouts import preload as preload_rollouts
+from activities.trainer import TrainerActivities
+from activities.trainer import preload as preload_trainer
 from workers.plugin import everburn_plugin
 from workflows.evaluation import Evaluation
 from workflows.prompt_group import PromptGroup
@@ -106,18 +108,28 @@ async def serving(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> Asy
         case "rollout":
             rollouts = RolloutActivities()
             try:
-                yield rollout_worker(client, rollouts, slots)
+                async with _preloading(preload_rollouts):
+                    yield rollout_worker(client, rollouts, slots)
             finally:
                 rollouts.close()
         case "trainer":
             trainer = TrainerActivities(client)
-            # Seconds, which a recovery would wait for otherwise.
-            preloading = asyncio.create_task(asyncio.to_thread(preload))
             try:
-                yield trainer_worker(client, trainer)
+                async with _preloading(preload_trainer):
+                    yield trainer_worker(client, trainer)
             finally:
-                await preloading
                 await trainer.close()
+
+
+@asynccontextmanager
+async def _preloading(preload: Callable[[], None]) -> AsyncIterator[None]:
+    """Import beside what the block does: it takes seconds, which the first task, and with it a
+    recovery, would wait for otherwise."""
+    task = asyncio.create_task(asyncio.to_thread(preload))
+    try:
+        yield
+    finally:
+        await task
 
 
 async def run_worker(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> None:

@@ -97,7 +97,7 @@ class StopRequest(Message):
 
 
 class Recovered(Message):
-    """What a run has lost and got back so far."""
+    """What a run has lost and got back, since its start or resumption."""
 
     leases: int
     """Trainer sessions used."""

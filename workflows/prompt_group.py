@@ -33,9 +33,12 @@ with workflow.unsafe.imports_passed_through():
     from workflows.messages import GroupOrder, GroupReport, Released
     from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE
 
-HEARTBEAT_TIMEOUT = timedelta(seconds=10)
+HEARTBEAT_TIMEOUT = timedelta(seconds=6)
+"""How long a rollout worker can be dead before its work is given to others, and thrice how long
+a cancelled call runs on. Each beat costs the server 0.4 ms."""
 OVERTIME = timedelta(seconds=60)
 """Beyond its own deadline, before a completion whose code blocks is given up from outside."""
+WORKER_LOST = "WorkerLost"
 MAX_FAILURES = 3
 """Recoverable failures of a completion before its draw is dropped."""
 MAX_LOSSES = 20
@@ -127,7 +130,7 @@ class PromptGroup:
                 if failures >= MAX_FAILURES or losses >= MAX_LOSSES:
                     outcome = self._failed(completion, error)
                     break
-                if kind != WORKER_SHUTDOWN:
+                if kind not in (WORKER_SHUTDOWN, WORKER_LOST):
                     delay = BACKOFF[min(failures + losses, len(BACKOFF)) - 1]
                     await workflow.sleep(delay, summary=f"completion {completion}: {kind}")
         self._outcomes.append(outcome)
@@ -213,7 +216,7 @@ def _kind(error: ActivityError) -> str | None:
     """RECOVERABLE, or the name of a loss that says nothing about the task; None if fatal."""
     cause = error.cause
     if isinstance(cause, TimeoutError):
-        return "WorkerLost" if cause.type == TimeoutType.HEARTBEAT else RECOVERABLE
+        return WORKER_LOST if cause.type == TimeoutType.HEARTBEAT else RECOVERABLE
     if isinstance(cause, CancelledError):
         return None
     if isinstance(cause, ApplicationError) and cause.type in (

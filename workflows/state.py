@@ -123,6 +123,8 @@ class RunState(BaseModel):
     # Lease
     epoch: int = 0
     """Of the last lease that was asked for; never reused."""
+    leases: int = 0
+    """Sessions had, since the run's start or resumption."""
     grant: LeaseGrant | None = None
     lease_end: LeaseEnded | None = None
     """How the current lease ended, once it has."""
@@ -194,10 +196,10 @@ class RunState(BaseModel):
     @property
     def recovered(self) -> Recovered | None:
         """What was lost and got back so far; None while nothing was."""
-        if self.epoch <= 1 and not self.reused_rollouts:
+        if self.leases <= 1 and not self.reused_rollouts:
             return None
         return Recovered(
-            leases=self.epoch,
+            leases=self.leases,
             redone_steps=self.redone_steps,
             reused_rollouts=self.reused_rollouts,
             seconds=self.recovery_seconds,

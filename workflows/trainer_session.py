@@ -78,11 +78,13 @@ class TrainerSession:
         self.check()
 
     def on_granted(self, message: LeaseGranted) -> None:
+        """Take in the session. A lease has one, whatever else is granted under its epoch."""
         state, grant = self._state, message.grant
         if grant.epoch != state.epoch or grant == state.grant:
             return
         if state.grant is None:
             state.grant = grant
+            state.leases += 1
         else:
             # Another session, whose state is unknown; the one that was held has been given up.
             self._lose("the lease's workflow was reset")
