@@ -1,5 +1,6 @@
 """Rollouts of HUD tasks with the real sampler, against an emulator's tiny base model."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Runs:
         self, tasks: list[dict[str, Any]], run_id: str = "run-1", **kwargs: Any
     ) -> RolloutRunner:
         """The rollout runner of a run over these tasks; kwargs are make_rollout_fn's."""
-        (self._folder / f"{run_id}.jsonl").write_text("\n".join(map(_json, tasks)))
+        (self._folder / f"{run_id}.jsonl").write_text("\n".join(map(json.dumps, tasks)))
         config = self.config(str(self._folder / f"{run_id}.jsonl"), **kwargs)
         run = RunRef(store=str(self._folder / "runs"), id=run_id)
         create_run_folder(run, config, Owner(chain="test"))
@@ -85,9 +86,3 @@ def no_hud_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_task(template: str, **args: Any) -> dict[str, Any]:
     """A row, as a .jsonl file of HUD tasks has it."""
     return {"env": "counting", "id": template, "args": args}
-
-
-def _json(value: object) -> str:
-    import json
-
-    return json.dumps(value)

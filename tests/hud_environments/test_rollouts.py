@@ -134,7 +134,9 @@ def overloaded(setup: RolloutSetup) -> Agent:
 
 
 async def test_a_completed_run_without_a_sample_is_a_failure(runs: Runs) -> None:
-    runner = await runs.runner([a_task("variety", start="ab")], env_path=ENV, agent=f"{__name__}:silent")
+    runner = await runs.runner(
+        [a_task("variety", start="ab")], env_path=ENV, agent=f"{__name__}:silent"
+    )
     with pytest.raises(HudRunFailedError, match="without a recorded sample"):
         await runner.complete(FIRST, 0, 0)
 
@@ -192,7 +194,9 @@ async def test_turns_of_an_agent_become_one_segment_with_exact_ancestry(runs: Ru
     (segment,) = run.segments
     assert len(record.versions) == 3
     assert sum(segment.loss_mask) == record.output_tokens
-    assert all((p == 0.0) == (not m) or m for p, m in zip(segment.logprobs, segment.loss_mask, strict=True))
+    assert all(
+        (p == 0.0) == (not m) or m for p, m in zip(segment.logprobs, segment.loss_mask, strict=True)
+    )
     assert run.info["hud"]["boundaries"]["appends"] == 2
     assert run.answer == "done"
 

@@ -30,7 +30,7 @@ async def chat(start: str):
 @env.template()
 async def slow_grader(seconds: float):
     yield "ab"
-    time.sleep(seconds)
+    time.sleep(seconds)  # noqa: ASYNC251
     yield 0.5
 
 
