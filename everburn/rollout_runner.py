@@ -165,6 +165,10 @@ class RolloutRunner:
         """The dataset row that a cursor points at."""
         return stored_rows(self.run, ROWS_KEY)[self.order.position(cursor).row_index]
 
+    async def close(self) -> None:
+        """Close the sampler's connections."""
+        await self._sampler.close()
+
     async def _call(
         self, row: Row, context: dict[str, Any], scope: CompletionScope, timeout: float
     ) -> Finished | None:

@@ -268,6 +268,31 @@ def verify(
     )
 
 
+@app.command()
+def calibrate(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's JSON file.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Completions to print.")] = 4,
+) -> None:
+    """Roll out one batch from the initial policy, and say whether there is anything to learn.
+
+    Starts no run, and trains nothing.
+    """
+    from workers.calibration import calibrate_here, report, sample_texts
+    from workers.run_file import load_run_file
+    from workers.signals import sigterm_interrupts
+
+    here = Path.cwd()
+    file = load_run_file(config, assignments or [], here)
+    with sigterm_interrupts():
+        found = calibrate_here(file.config, here, console)
+    for line in [*report(found), *sample_texts(found.draws[:samples])]:
+        say(line)
+
+
 def at_server(
     address: str | None, namespace: str, show: "Callable[[Server], Coroutine[Any, Any, None]]"
 ) -> None:

@@ -1,7 +1,7 @@
 """The policy as a HUD agent: one turn, its exact tokens recorded on the run.
 
-Owns what an agent of ours does, and how another's failure is kept: HUD turns every exception into a
-status, and what it was decides whether a rollout is tried again. Doesn't own sampling or rendering.
+Owns what our own agent does, and how another's failure is kept: HUD turns every exception into a
+status, and what it was decides whether a rollout is tried again. Doesn't own sampling or formats.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from hud.agents.types import AgentStep, Usage
 from hud.agents.types import Sample as HudSample
 from hud.eval.run import Run
 
-from everburn.hud.rendering import Rendering, as_messages
+from everburn.agentic.formats import Format
+from everburn.hud.prompts import as_messages
 from everburn.sampling import Sampler
 
 
@@ -21,17 +22,17 @@ class PolicyAgent(Agent):
     sampling_timeout: seconds for the sample. Stateless: serves any number of runs at once.
     """
 
-    def __init__(self, sampler: Sampler, rendering: Rendering, sampling_timeout: float) -> None:
+    def __init__(self, sampler: Sampler, format: Format, sampling_timeout: float) -> None:
         super().__init__()
         self._sampler = sampler
-        self._rendering = rendering
+        self._format = format
         self._timeout = sampling_timeout
 
     async def __call__(self, run: Run) -> None:
-        prompt = self._rendering.prompt(as_messages(run.prompt))
-        sampling = self._sampler.sample(prompt, stop=self._rendering.stop)
+        prompt = self._format.render(as_messages(run.prompt))
+        sampling = self._sampler.sample(prompt, stop=self._format.stop)
         sample = await asyncio.wait_for(sampling, self._timeout)
-        text = self._rendering.text(prompt, sample)
+        text = self._format.parse(prompt, sample.tokens).content
         run.record(
             AgentStep(
                 content=text,

@@ -22,7 +22,7 @@ from everburn.entrypoints import call
 from everburn.hud.agent import PolicyAgent, Witness
 from everburn.hud.environments import Isolation, place
 from everburn.hud.package import hud_key
-from everburn.hud.rendering import make_rendering
+from everburn.hud.prompts import make_format
 from everburn.rollouts import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
 from everburn.sampling import CompletionScope, current_scope
 
@@ -53,13 +53,13 @@ def make_rollout_fn(
     """Rollouts of HUD tasks.
 
     env_path, environment, hosted, isolation: see environments.place. renderer: see
-    rendering.make_rendering. agent: `module:function`, called with `setup`, that returns a HUD
+    prompts.make_format. agent: `module:function`, called with `setup`, that returns a HUD
     agent to use in place of the one-turn agent; what it samples by `setup.sampler` it records as
     the `sample` of an AgentStep. max_environments: that run at once in this worker, whatever has
     been admitted. sampling_timeout: seconds for one sample of the one-turn agent.
 
     Raises:
-        PlacementError, RenderingError, HudKeyMissingError, EntrypointError, ValueError
+        PlacementError, FormatError, HudKeyMissingError, EntrypointError, ValueError
     """
     if max_environments < 1:
         raise ValueError(f"max_environments is {max_environments}; it must be at least 1")
@@ -173,8 +173,8 @@ def _agent(
     setup: RolloutSetup, agent: str | None, renderer: str | None, sampling_timeout: float
 ) -> Agent:
     if agent is None:
-        rendering = make_rendering(renderer, setup.tokenizer)
-        return PolicyAgent(setup.sampler, rendering, sampling_timeout)
+        format = make_format(renderer, setup.tokenizer)
+        return PolicyAgent(setup.sampler, format, sampling_timeout)
     made = call(Entrypoint(name=agent), setup)
     if not isinstance(made, Agent):
         raise ValueError(f"{agent} returned {type(made).__name__}, not a hud.agents.base.Agent")

@@ -77,10 +77,10 @@ async def test_ids_at_hud_are_those_of_the_completion(runs: Runs) -> None:
     assert run.info["hud"]["job"] != first[0]
 
 
-async def test_the_roles_of_a_chat_prompt_are_kept_by_the_renderer(runs: Runs) -> None:
+async def test_the_roles_of_a_chat_prompt_are_given_to_the_format(runs: Runs) -> None:
     runner = await runs.runner([a_task("chat", start="ab")], env_path=ENV, renderer="plain")
     record, _ = await complete(runner)
-    assert record.prompt == "be brief\n\nab"
+    assert record.prompt == "be briefab"
 
 
 @pytest.mark.parametrize(

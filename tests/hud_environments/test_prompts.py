@@ -1,4 +1,4 @@
-"""Renderers by name, prompts of environments, and what can't be rendered."""
+"""Formats by name, prompts of environments, and what can't be rendered."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from everburn.hud.rendering import RenderingError, as_messages, make_rendering
-from everburn.sampling import Sample
+from everburn.agentic.formats import FormatError
+from everburn.hud.prompts import PromptError, as_messages, make_format
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
@@ -29,24 +29,18 @@ def qwen() -> Any:
     return tokenizer
 
 
-def sampled(tokenizer: Any, text: str) -> Sample:
-    tokens = tokenizer.encode(text)
-    return Sample(tokens, [0.0] * len(tokens), None, text, "stop", 0)
-
-
 def test_the_recipes_renderer_disables_thinking(qwen: Any) -> None:
-    rendering = make_rendering("qwen3_8_disable_thinking", qwen)
-    prompt = rendering.prompt(as_messages("2 * 3?"))
+    format = make_format("qwen3_8_disable_thinking", qwen)
+    prompt = format.render(as_messages("2 * 3?"))
     assert qwen.decode(prompt) == (
         "<|im_start|>user\n2 * 3?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
-    assert qwen.convert_tokens_to_ids("<|im_end|>") in (rendering.stop or [])
-    assert rendering.text(prompt, sampled(qwen, "it is\n6<|im_end|>")) == "it is\n6"
+    assert format.parse(prompt, qwen.encode("it is\n6<|im_end|>")).content == "it is\n6"
 
 
 def test_roles_are_kept_and_thoughts_are_no_answer(qwen: Any) -> None:
-    rendering = make_rendering("qwen3.8", qwen)
-    prompt = rendering.prompt(
+    format = make_format("qwen3.8", qwen)
+    prompt = format.render(
         as_messages(
             [
                 {"role": "system", "content": "be brief"},
@@ -58,15 +52,14 @@ def test_roles_are_kept_and_thoughts_are_no_answer(qwen: Any) -> None:
     assert "<|im_start|>system\n" in text
     assert "be brief" in text
     assert text.endswith("<|im_start|>assistant\n<think>\n")
-    assert rendering.text(prompt, sampled(qwen, "hm\n</think>\n\n6<|im_end|>")) == "6"
+    assert format.parse(prompt, qwen.encode("hm\n</think>\n\n6<|im_end|>")).content == "6"
 
 
 def test_a_plain_prompt_is_its_text(qwen: Any) -> None:
-    rendering = make_rendering("plain", qwen)
-    prompt = rendering.prompt(as_messages("47+85="))
+    format = make_format("plain", qwen)
+    prompt = format.render(as_messages("47+85="))
     assert qwen.decode(prompt) == "47+85="
-    assert rendering.stop is None
-    assert rendering.text(prompt, sampled(qwen, "132")) == "132"
+    assert format.parse(prompt, qwen.encode("132")).content == "132"
 
 
 @pytest.mark.parametrize(
@@ -74,16 +67,16 @@ def test_a_plain_prompt_is_its_text(qwen: Any) -> None:
     [
         (None, "has a chat template: name its renderer"),
         ("qwen9", "there is no renderer 'qwen9'"),
-        ("auto", "there is no renderer 'auto'"),
-        ("llama_3_disable_thinking", "no thinking that"),
+        ("auto", "name the model's renderer"),
+        ("llama-3_disable_thinking", "enable_thinking"),
         ("llama-3", "doesn't fit the tokenizer"),
     ],
 )
 def test_a_renderer_that_wont_do_is_refused_by_name(
     qwen: Any, name: str | None, complaint: str
 ) -> None:
-    with pytest.raises(RenderingError, match=complaint):
-        make_rendering(name, qwen)
+    with pytest.raises(FormatError, match=complaint):
+        make_format(name, qwen)
 
 
 @pytest.mark.parametrize(
@@ -95,5 +88,5 @@ def test_a_renderer_that_wont_do_is_refused_by_name(
     ],
 )
 def test_a_prompt_that_isnt_text_is_refused(prompt: object, complaint: str) -> None:
-    with pytest.raises(RenderingError, match=complaint):
+    with pytest.raises(PromptError, match=complaint):
         as_messages(prompt)
