@@ -125,7 +125,8 @@ class Calibration:
         else:
             notes.append(
                 "no completion got a reward: make the task easier, reward partial success, or give "
-                "more room (max_completion_tokens); and read the samples, whether the grader is right"
+                "more room (max_completion_tokens); and see in the samples whether the grader is "
+                "right"
             )
         return notes
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from workers import hud_cli
 from workers.errors import UserError
 from workers.exits import exit_code, leave
 from workers.packages import intruders
+from workers.terminal import console, say, stay_with
 
 if TYPE_CHECKING:
-    from workers.launch import Launch
     from workers.server import Server
     from workers.stack import Stack
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-console = Console()
+app.add_typer(hud_cli.app)
 complaints = Console(stderr=True)
 
 
@@ -179,20 +180,6 @@ def fork(
     with sigterm_interrupts(), Stack.attach(Path.cwd(), PortWishes(), say) as stack:
         code = start(Server.of_stack(stack.state), stack)
     raise typer.Exit(code)
-
-
-def stay_with(order: "Launch", stack: "Stack | None" = None) -> int:
-    """Launch, and say what still runs when the person leaves it; the exit code."""
-    from workers.launch import RunLeft, launch
-
-    try:
-        return asyncio.run(launch(order, console))
-    except RunLeft as left:
-        if stack is not None:
-            stack.stay()
-        for line in left.description(order.server, stack):
-            say(line)
-        return left.exit_code
 
 
 @app.command()
@@ -344,11 +331,6 @@ def doctor(
     from workers.doctor import examine
 
     raise typer.Exit(examine(Path.cwd(), config, address, namespace, console))
-
-
-def say(text: str) -> None:
-    """A line that can be copied: never wrapped, coloured or read as markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:
