@@ -186,6 +186,9 @@ class RunConfig(BaseModel):
         default=None, description="Held-out rows, one completion each, reported per sample."
     )
     evaluation_interval: _Count = 1
+    initial_evaluation: bool = Field(
+        default=True, description="Evaluate the policy that the run begins, or is resumed, with."
+    )
     evaluation_temperature: _NonNegative = 0.0
     evaluation_timeout: _Seconds = 3600.0
 
@@ -194,7 +197,10 @@ class RunConfig(BaseModel):
     require_update: bool = Field(
         default=False, description="A step without any training signal is an error."
     )
-    on_any_rollout_failure: Literal["drop", "fail"] = "drop"
+    on_any_rollout_failure: Literal["drop", "fail"] = Field(
+        default="drop",
+        description="What a completion that failed for good means; with fail, an evaluation too.",
+    )
 
     # State
     dcp_save_interval: _Natural = Field(

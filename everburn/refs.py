@@ -71,6 +71,14 @@ class RewardSum(Ref):
         return RewardSum(samples=self.samples + samples, total=self.total + total)
 
 
+def completion_id(run: str, group: str, member: int) -> str:
+    """`run/group/member`: unique over the run's life, and the same however often it is tried.
+
+    group: a prompt group's name, or `eval-<version>`.
+    """
+    return f"{run}/{group}/{member}"
+
+
 RolloutStatus = Literal["succeeded", "dropped", "failed"]
 """`dropped`: the rollout function returned None. `failed`: recoverable failures used up."""
 

@@ -25,6 +25,7 @@ from everburn.refs import (
     RolloutStatus,
     RunRef,
     call_log_key,
+    completion_id,
     rollout_key,
 )
 from everburn.rollouts import (
@@ -87,7 +88,8 @@ class RolloutRunner:
             "evaluation": False,
         }
         log = CallLog(self.store, call_log_key(group, completion)) if self._records else None
-        scope = CompletionScope(where, version, log=log)
+        own_id = completion_id(self.run.id, group.name, completion)
+        scope = CompletionScope(where, version, log=log, id=own_id)
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
         try:
             finished = await self._call(row, context, scope, self.config.rollout_timeout)
@@ -111,7 +113,7 @@ class RolloutRunner:
         row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
         context = evaluation_context(index)
         where = f"run {self.run.id} · evaluation row {index}"
-        scope = CompletionScope(where, version, self.config.evaluation_temperature)
+        scope = self._evaluation_scope(where, version, index)
         finished = await self._call(row, context, scope, self.config.rollout_timeout)
         if finished is None:
             raise ValueError(f"{where}: the rollout function returned None")
@@ -134,16 +136,17 @@ class RolloutRunner:
 
         async def rollout_fn(sample_prompt: Row, **context: Any) -> RolloutRun | None:
             number = next(numbers)
-            scope = CompletionScope(
-                f"run {self.run.id} · evaluation call {number}",
-                version,
-                self.config.evaluation_temperature,
-            )
+            where = f"run {self.run.id} · evaluation call {number}"
+            scope = self._evaluation_scope(where, version, number)
             given = evaluation_context(number) | context
             finished = await self._call(sample_prompt, given, scope, self.config.rollout_timeout)
             return None if finished is None else finished.run
 
         return rollout_fn
+
+    def _evaluation_scope(self, where: str, version: int, index: int) -> CompletionScope:
+        own_id = completion_id(self.run.id, f"eval-{version}", index)
+        return CompletionScope(where, version, self.config.evaluation_temperature, id=own_id)
 
     def _outcome(
         self, completion: int, status: RolloutStatus, log: CallLog | None
@@ -161,6 +164,10 @@ class RolloutRunner:
     def row(self, cursor: int) -> Row:
         """The dataset row that a cursor points at."""
         return stored_rows(self.run, ROWS_KEY)[self.order.position(cursor).row_index]
+
+    async def close(self) -> None:
+        """Close the sampler's connections."""
+        await self._sampler.close()
 
     async def _call(
         self, row: Row, context: dict[str, Any], scope: CompletionScope, timeout: float

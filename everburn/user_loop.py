@@ -6,11 +6,14 @@ Doesn't own what runs there.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class UserCodeExitError(RuntimeError):
@@ -41,8 +44,19 @@ class UserLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while self._fell_over():
+            pass
         self._loop.close()
+
+    def _fell_over(self) -> bool:
+        """Run until the loop is stopped, or until a task that user code has made exits: that
+        ends the task, and must not end the others."""
+        try:
+            self._loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            log.warning("user code raised %s in a task of its own", type(error).__name__)
+            return True
+        return False
 
     def _cancel_all(self) -> None:
         tasks = asyncio.all_tasks(self._loop)

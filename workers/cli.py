@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from workers import hud_cli
 from workers.errors import UserError
 from workers.exits import exit_code, leave
 from workers.packages import intruders
+from workers.terminal import console, say, stay_with
 
 if TYPE_CHECKING:
-    from workers.launch import Launch
     from workers.server import Server
     from workers.stack import Stack
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-console = Console()
+app.add_typer(hud_cli.app)
 complaints = Console(stderr=True)
 
 
@@ -181,20 +182,6 @@ def fork(
     raise typer.Exit(code)
 
 
-def stay_with(order: "Launch", stack: "Stack | None" = None) -> int:
-    """Launch, and say what still runs when the person leaves it; the exit code."""
-    from workers.launch import RunLeft, launch
-
-    try:
-        return asyncio.run(launch(order, console))
-    except RunLeft as left:
-        if stack is not None:
-            stack.stay()
-        for line in left.description(order.server, stack):
-            say(line)
-        return left.exit_code
-
-
 @app.command()
 def dev(
     port: TemporalPort = None, ui_port: UiPort = None, emulator_port: EmulatorPort = None
@@ -268,6 +255,31 @@ def verify(
     )
 
 
+@app.command()
+def calibrate(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's JSON file.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Completions to print.")] = 4,
+) -> None:
+    """Roll out one batch from the initial policy, and say whether there is anything to learn.
+
+    Starts no run, and trains nothing.
+    """
+    from workers.calibration import calibrate_here, report, sample_texts
+    from workers.run_file import load_run_file
+    from workers.signals import sigterm_interrupts
+
+    here = Path.cwd()
+    file = load_run_file(config, assignments or [], here)
+    with sigterm_interrupts():
+        found = calibrate_here(file.config, here, console)
+    for line in [*report(found), *sample_texts(found.draws[:samples])]:
+        say(line)
+
+
 def at_server(
     address: str | None, namespace: str, show: "Callable[[Server], Coroutine[Any, Any, None]]"
 ) -> None:
@@ -319,11 +331,6 @@ def doctor(
     from workers.doctor import examine
 
     raise typer.Exit(examine(Path.cwd(), config, address, namespace, console))
-
-
-def say(text: str) -> None:
-    """A line that can be copied: never wrapped, coloured or read as markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:

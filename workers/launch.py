@@ -41,6 +41,8 @@ UNREACHABLE_LIMIT = 60.0
 """Seconds without an answer of the server after which there is no point in waiting."""
 
 News = Callable[[], list[str]]
+Epilogue = Callable[[RunResult | None, str | None], list[str]]
+"""Lines to say of a run's result, or of how it failed."""
 
 
 class RunLeft(Exception):
@@ -76,6 +78,8 @@ class Launch:
     """From which an ended run of `run_id` goes on, or a fork begins."""
     goes_on: bool = False
     """Whether `run_id` may be that of a run that has ended."""
+    epilogue: Epilogue | None = None
+    """What else there is to say at the end."""
 
 
 async def launch(order: Launch, console: Console) -> int:
@@ -275,6 +279,8 @@ def _tell(
         _say(console, f"its history: {show} {order.server.options}")
     for note in status.notes if status is not None else []:
         _say(console, f"note: {note}")
+    for line in order.epilogue(result, ending.failure) if order.epilogue is not None else []:
+        _say(console, line)
     _say(console, f"run folder: {_shown(run)}")
     return 0 if result is not None else 1
 

@@ -16,9 +16,9 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from everburn.config import RunConfig
     from workflows.evaluation import Evaluation
-    from workflows.messages import EvaluationOrder, EvaluationReport
+    from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport
     from workflows.records import Recorder
-    from workflows.state import RunState
+    from workflows.state import Fatal, RunState
 
 GRACE = timedelta(minutes=5)
 """Beyond its own deadline: an evaluation that hasn't reported by then never will."""
@@ -52,6 +52,11 @@ class Evaluations:
         life = f".{self._state.life}" if self._state.life else ""
         return f"{self._state.run.id}/eval-{version}{life}"
 
+    async def start_first(self, version: int) -> None:
+        """Evaluate the policy that the run begins with, where that is wanted."""
+        if self._config.initial_evaluation:
+            await self.start(version)
+
     async def start(self, version: int) -> None:
         """Start the evaluation of the version that is served now, unless it has had one."""
         state = self._state
@@ -84,13 +89,23 @@ class Evaluations:
         if state.evaluating != report.version:
             return
         if report.error is not None:
-            state.note(f"evaluation of version {report.version}: {report.error}")
+            self._on_failed(report.version, report.error)
         if report.metrics:
             await self._recorder.record_evaluation(report.version, report.metrics)
         first = min(state.evaluations, default=report.version)
         kept = {version: m for version, m in state.evaluations.items() if version == first}
         state.evaluations = kept | {report.version: report.metrics}
         state.evaluating = None
+
+    def _on_failed(self, version: int, error: str) -> None:
+        """Training goes on without the figures, unless any failed rollout is to end the run."""
+        self._state.note(f"evaluation of version {version}: {error}")
+        if self._config.on_any_rollout_failure == "fail" and self._state.fatal is None:
+            self._state.fatal = Fatal(
+                error=f"the evaluation of version {version} failed, and on_any_rollout_failure is "
+                f"'fail': {error}",
+                error_type=ROLLOUT_FAILED,
+            )
 
     async def cancel(self) -> None:
         """Ask the evaluation that runs to end: what it uses is about to be given back."""

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from activities.messages import LeaseGrant
 from everburn.refs import GroupKey, RunRef
 
+ROLLOUT_FAILED = "RolloutFailed"
+"""Type of the error of a run that a failed rollout has ended."""
+
 
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

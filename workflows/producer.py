@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from everburn.config import RunConfig
     from everburn.refs import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
-    from workflows.messages import GroupOrder, GroupReport, Released
+    from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
     from workflows.prompt_group import OVERTIME, PromptGroup
     from workflows.state import Fatal, GroupOut, RowHistory, RunState
 
@@ -357,7 +357,7 @@ class Producer:
         if self._state.fatal is None:
             self._state.fatal = Fatal(
                 error=report.error or "a rollout failed",
-                error_type=report.error_type or "RolloutFailed",
+                error_type=report.error_type or ROLLOUT_FAILED,
                 group=report.key,
             )
 

@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
     from everburn.refs import RolloutOutcome
-    from workflows.messages import GroupOrder, GroupReport, Released
+    from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
     from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=6)
@@ -143,7 +143,7 @@ class PromptGroup:
             raise ApplicationError(
                 f"row {self._order.key.cursor} · completion {completion} failed, and "
                 f"on_any_rollout_failure is 'fail': {text}",
-                type="RolloutFailed",
+                type=ROLLOUT_FAILED,
             )
         return RolloutOutcome(completion=completion, status="failed", error=text[:MAX_ERROR])
 

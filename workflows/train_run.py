@@ -162,7 +162,7 @@ class TrainRun:
         await self._first_lease()
         self._producer.record_sample(force=True)
         self._producer.start()
-        await self._evaluations.start(state.admission.version)
+        await self._evaluations.start_first(state.admission.version)
 
     async def _resume(self) -> None:
         """Go on after the run's end, or begin as a fork, from what the folder says."""
@@ -176,7 +176,7 @@ class TrainRun:
         await self._producer.settle_fatal()
         state.published_at = workflow.time()
         self._producer.record_sample(force=True)
-        await self._evaluations.start(state.admission.version)
+        await self._evaluations.start_first(state.admission.version)
 
     async def _prepare(self) -> Prepared:
         prepared: Prepared = await workflow.execute_activity_method(
@@ -303,6 +303,7 @@ class TrainRun:
             ended = LeaseLostError("its session ended", "SessionEnded")
             if self._trainer.lost and not await self._recover(ended):
                 return
+            await self._producer.settle_fatal()
 
     async def _end_groups(self) -> None:
         state = self._state

@@ -144,3 +144,41 @@ async def test_an_evaluation_that_misses_its_deadline_is_given_up(start: Start):
     assert (await run.status()).notes == [
         "evaluation of version 0: not finished within evaluation_timeout (0.5 s)"
     ]
+
+
+async def test_the_initial_evaluation_can_be_left_out(start: Start):
+    run = await start(
+        Script(grade),
+        rows=2,
+        evaluation_dataset=HELD_OUT,
+        evaluation_interval=5,
+        initial_evaluation=False,
+    )
+    result = await run.result()
+    assert list(result.evaluations) == [2]
+    assert not run.store.exists("eval-before.json")
+    assert run.store.exists("eval-after.json")
+
+
+@pytest.mark.parametrize(("broken", "trained"), [(0, []), (1, ["0"])])
+async def test_an_evaluation_that_fails_ends_a_run_that_takes_no_failure(
+    start: Start, broken: int, trained: list[str]
+):
+    never = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.evaluation and draw.version == broken:
+            raise RuntimeError("no grader here")
+        if not draw.evaluation and broken == 0:
+            # It isn't waited for: the run ends, and cancels it.
+            await never.passed()
+        return float(draw.completion)
+
+    run = await start(
+        Script(play), rows=1, evaluation_dataset=HELD_OUT, on_any_rollout_failure="fail"
+    )
+    failure = await run.failure()
+    assert failure.type == "RolloutFailed"
+    assert f"the evaluation of version {broken} failed" in failure.message
+    assert "no grader here" in failure.message
+    assert run.trained == trained

@@ -1,0 +1,60 @@
+"""A HUD environment as its users write them; it knows nothing of Everburn."""
+
+import sys
+import time
+
+from hud import Environment
+from hud.graders import EvaluationResult
+from letters import distinct  # a sibling, as HUD lets it be imported
+
+env = Environment(name="counting")
+
+
+@env.template()
+async def variety(start: str):
+    """Rewards answers by how many different characters they have."""
+    answer = yield start
+    got = distinct(answer)
+    yield EvaluationResult(reward=got / 10, content=answer, info={"got": got})
+
+
+@env.template()
+async def chat(start: str):
+    answer = yield [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": start},
+    ]
+    yield float(len(answer or ""))
+
+
+@env.template()
+async def slow_grader(seconds: float):
+    yield "ab"
+    time.sleep(seconds)  # noqa: ASYNC251
+    yield 0.5
+
+
+@env.template()
+async def broken_start():
+    raise RuntimeError("the database is down")
+    yield
+
+
+@env.template()
+async def broken_grader():
+    yield "ab"
+    raise RuntimeError("the judge is out")
+    yield
+
+
+@env.template()
+async def unsure_grader():
+    yield "ab"
+    yield EvaluationResult(reward=0.0, isError=True, content="can't tell")
+
+
+@env.template()
+async def leaving_grader():
+    yield "ab"
+    sys.exit(3)
+    yield

@@ -1,0 +1,2 @@
+def distinct(text):
+    return len(set(text or ""))

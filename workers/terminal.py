@@ -1,0 +1,34 @@
+"""What commands print to, and staying with a run that one has started.
+
+Doesn't own the watching (launch.py). Light: what is heavy is imported inside.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from workers.launch import Launch
+    from workers.stack import Stack
+
+console = Console()
+
+
+def say(text: str) -> None:
+    """A line that can be copied: never wrapped, coloured or read as markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def stay_with(order: "Launch", stack: "Stack | None" = None) -> int:
+    """Launch, and say what still runs when the person leaves it; the exit code."""
+    from workers.launch import RunLeft, launch
+
+    try:
+        return asyncio.run(launch(order, console))
+    except RunLeft as left:
+        if stack is not None:
+            stack.stay()
+        for line in left.description(order.server, stack):
+            say(line)
+        return left.exit_code
