@@ -9,11 +9,18 @@ from contextlib import contextmanager
 
 from temporalio.exceptions import ApplicationError, CancelledError
 
+from everburn.secrets import redacted
+
 RECOVERABLE = "RecoverableRolloutError"
 SNAPSHOT_GONE = "SnapshotGoneError"
 WORKER_UNFIT = "EntrypointError"
 """This worker can't import the user's module; another may."""
 TRAINER_STATE_LOST = "TrainerStateLost"
+LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})
+"""The lease has ended, and no other is to be had before a person has mended the cause."""
+QUOTA = "QuotaExceededError"
+CAPACITY = "TrainerCapacityError"
+REJECTED = "TrainerRejectedError"
 WORKER_SHUTDOWN = "WorkerShutdown"
 
 MAX_MESSAGE = 1000
@@ -26,7 +33,7 @@ def application_error(
     """A domain error as Temporal carries it. Its type is `kind`, else the exception's name;
     `where` is put in front of a text that doesn't name its place itself."""
     name = kind or type(error).__name__
-    text = str(error) or type(error).__name__
+    text = redacted(str(error) or type(error).__name__)
     if where and where not in text:
         text = f"{where}: {type(error).__name__}: {text}"
     return ApplicationError(text[:MAX_MESSAGE], type=name, non_retryable=not retryable)

@@ -127,8 +127,8 @@ def resume(
     from workers.stack import Stack
 
     here = Path.cwd()
-    found, file = ended_run(run, assignments or [], here)
-    state = rebuilt_state(found, file.config, time.time())
+    found, file, checkpoint = ended_run(run, assignments or [], here)
+    state = rebuilt_state(found, file.config, time.time(), checkpoint)
     if address is not None:
         server = Server(address, namespace)
         raise typer.Exit(stay_with(Launch(file, found.id, server, state=state)))

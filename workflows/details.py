@@ -21,6 +21,8 @@ def describe(status: Status) -> str:
         lines.append(f"| reward | {status.reward:.3f} |")
     if status.checkpoint is not None:
         lines.append(f"| checkpoint | `{status.checkpoint}` |")
+    if status.model is not None:
+        lines.append(f"| model | `{status.model}` |")
     for version, metrics in sorted(status.evaluations.items()):
         if "eval/reward" in metrics:
             lines.append(f"| evaluation of v{version} | reward {metrics['eval/reward']:.3f} |")

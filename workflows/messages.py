@@ -116,6 +116,9 @@ class Status(Message):
     evaluations: dict[int, dict[str, float]]
     lease_epoch: int
     checkpoint: str | None
+    saved: list[str]
+    """The last checkpoints: `step 4: <full path>`."""
+    model: str | None
     error: str | None
     folder: str
     notes: list[str]
@@ -134,4 +137,6 @@ class RunResult(Message):
     seconds: float
     """From its start, or from where it was resumed."""
     checkpoint: str | None
+    model: str | None = None
+    """What the final policy was promoted to, where output_model_id asks for it."""
     evaluations: dict[int, dict[str, float]]

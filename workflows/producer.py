@@ -114,8 +114,9 @@ class Producer:
     async def settle_fatal(self) -> None:
         """Between batches, or before the open one is sealed: act on a fatal error.
 
-        With `on_fatal = "fail"` it ends the run; with "hold" the run waits, keeping what it has,
-        until a person resumes it, skips the row or stops.
+        With `on_fatal = "fail"` it ends the run; with "hold", or where nothing is wrong with the
+        run itself, the run waits, keeping what it has, until a person resumes it, skips the row
+        or stops.
 
         Raises:
             ApplicationError
@@ -123,7 +124,7 @@ class Producer:
         state = self._state
         if state.fatal is None:
             return
-        if self._config.on_fatal == "hold" and not state.stop:
+        if (self._config.on_fatal == "hold" or state.fatal.holds) and not state.stop:
             state.phase = "held"
             state.waiting_for = "resume, skip_row or stop"
             await workflow.wait_condition(lambda: state.fatal is None or state.stop)

@@ -19,6 +19,7 @@ from workflows.messages import LeaseEnded
 STATE_SCHEMA = 1
 MAX_NOTES = 10
 MAX_NOTE = 300
+MAX_SAVED = 10
 
 
 class GroupOut(BaseModel):
@@ -65,6 +66,8 @@ class Fatal(BaseModel):
     error: str
     error_type: str
     group: GroupKey | None = None
+    holds: bool = False
+    """Whether it holds the run whatever on_fatal says: nothing is wrong with the run itself."""
 
 
 class RunState(BaseModel):
@@ -111,6 +114,10 @@ class RunState(BaseModel):
     step_seconds: float | None = None
     checkpoint: str | None = None
     """What was saved last, eligible or not."""
+    saved: list[str] = Field(default_factory=list)
+    """The last checkpoints, as people are told of them."""
+    model: str | None = None
+    """What the final policy was promoted to."""
     checkpoints: list[CheckpointAt] = Field(default_factory=list)
     """Those that recovery may start from, oldest first: state-0 and the last few."""
 
@@ -172,6 +179,11 @@ class RunState(BaseModel):
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
+
+    def note_saved(self, step: int, path: str) -> None:
+        """A checkpoint has been saved: people want its full path."""
+        self.checkpoint = path
+        self.saved = [*self.saved, f"step {step}: {path}"][-MAX_SAVED:]
 
     @property
     def batch_sealed(self) -> bool:

@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.queues import TRAINER_QUEUE
 
 ACQUIRE_TIMEOUT = timedelta(minutes=15)
+ACQUIRE_ATTEMPTS = 3
 ACQUIRE_HEARTBEAT = timedelta(seconds=5)
 """A holder that stands still may be given its own successor's task before anybody else is."""
 HOLD_HEARTBEAT = timedelta(seconds=4)
@@ -63,7 +64,7 @@ class TrainerLease:
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=ACQUIRE_TIMEOUT,
             heartbeat_timeout=ACQUIRE_HEARTBEAT,
-            retry_policy=RetryPolicy(maximum_attempts=3),
+            retry_policy=RetryPolicy(maximum_attempts=ACQUIRE_ATTEMPTS),
             summary=f"lease {self._order.epoch} · acquire",
         )
 

@@ -86,7 +86,8 @@ class ModelStore:
     def weights(self, name: str) -> Tensors:
         """Raises NotFound."""
         self.get(name)
-        return load_file(self._path(name) / "weights.safetensors")
+        weights: Tensors = load_file(self._path(name) / "weights.safetensors")
+        return weights
 
     def _path(self, name: str) -> Path:
         found = _NAME.fullmatch(name)
