@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from everburn.secrets import redacted
 from workers.errors import UserError
 from workers.packages import intruders
 
@@ -301,7 +302,7 @@ def main() -> None:
 
 
 def complain(text: str) -> None:
-    complaints.print(f"error: {text}", highlight=False, markup=False, soft_wrap=True)
+    complaints.print(redacted(f"error: {text}"), highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

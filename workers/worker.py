@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everburn.backends import EMULATOR_URL_ENV
+from everburn.secrets import keep_environment_secret, redact_logs
 from workers import dotenv
 from workers.server import Server
 from workers.stack_folder import StackFolder
@@ -35,6 +36,8 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     dotenv.load(folder)
+    keep_environment_secret()
+    redact_logs()
     stack = StackFolder(folder).find()
     if stack is not None:
         os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
