@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from everburn.secrets import redacted
-from workers.errors import UserError
+from workers.errors import BadInputError, UserError
 from workers.packages import intruders
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ def run(
     port: TemporalPort = None,
     ui_port: UiPort = None,
     emulator_port: EmulatorPort = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the run would do, and do none of it.")
+    ] = False,
 ) -> None:
     """Train: start what isn't running, start the run, and stay until it has ended.
 
@@ -95,6 +98,14 @@ def run(
 
     here = Path.cwd()
     file = load_run_file(config, assignments or [], here)
+    if dry_run:
+        from workers.dry_run import describe_run
+        from workers.worker import let_import_from
+
+        let_import_from(here)
+        for line in describe_run(file, run_id):
+            say(line)
+        return
     if address is not None:
         server = Server(address, namespace)
         raise typer.Exit(stay_with(Launch(file, run_id, server)))
@@ -272,11 +283,19 @@ def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]")] = None,
     address: Address = None,
     namespace: Namespace = "default",
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Ask the service for key, account and model, without spending."
+        ),
+    ] = False,
 ) -> None:
     """Say what is missing here and how to get it, for CONFIG if one is given."""
     from workers.doctor import examine
 
-    raise typer.Exit(examine(Path.cwd(), config, address, namespace, console))
+    if live and config is None:
+        raise BadInputError("--live asks for what a run needs: name its CONFIG")
+    raise typer.Exit(examine(Path.cwd(), config, address, namespace, console, live=live))
 
 
 def say(text: str) -> None:

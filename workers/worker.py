@@ -42,7 +42,7 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
     if stack is not None:
         os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
     if role != "orchestrator":
-        _let_import_from(folder)
+        let_import_from(folder)
     found = address or (stack.temporal if stack is not None else DEFAULT_ADDRESS)
 
     async def connect_and_serve() -> None:
@@ -51,7 +51,7 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
     asyncio.run(connect_and_serve())
 
 
-def _let_import_from(folder: Path) -> None:
+def let_import_from(folder: Path) -> None:
     """User modules are found in the current folder, as by `python script.py` there.
 
     Not in an orchestrator: it runs no user code, and its sandbox would find a `workflows` folder of
