@@ -21,7 +21,7 @@ SCORED_TOKENS = 64
 """Tokens of the completion that are compared; its prompt is only read."""
 LONGEST = 8192
 """Tokens of a sequence that is still cheap to score."""
-BEFORE_ANY_COMPLETION = list(range(1, 17))
+BEFORE_ANY_COMPLETION = list(range(1, 9))
 """What the initial policy is asked to score: nothing has been sampled yet, and every vocabulary has
 these."""
 

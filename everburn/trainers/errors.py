@@ -57,6 +57,8 @@ class Rule:
     advice: str = ""
 
 
+_SDK_DETAILS = " for self.request_id="
+"""What follows is of use to the SDK's authors only."""
 _CAPACITY = re.compile(r"capacity|resource_exhausted|concurrent[- ]run|quota slot", re.IGNORECASE)
 
 RULES = (
@@ -186,7 +188,7 @@ def signs_of(error: BaseException, *, opening: bool = False) -> Signs:
 def describe(error: BaseException) -> str:
     """An error in one line, without request bodies, headers or secrets."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else "no message"
+    said = lines[0].partition(_SDK_DETAILS)[0] if lines else "no message"
     cause = next((line for line in lines[1:] if line.startswith("Cause: ")), None)
     text = said if cause is None else f"{said.removeprefix('ERROR: ')}: {cause[7:]}"
     return redacted(f"{type(error).__name__}: {text}")
