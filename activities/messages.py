@@ -202,6 +202,8 @@ class Publish(Message):
 class Published(Message):
     snapshot: str
     seconds: float
+    gap: float | None = None
+    """Between the sampler's and the trainer's log-probabilities, in nats; where it was probed."""
 
 
 class SaveCheckpoint(Message):
@@ -215,6 +217,26 @@ class LoadCheckpoint(Message):
     lease: LeaseRef
     step: int
     path: str
+
+
+class LoadAdapter(Message):
+    lease: LeaseRef
+    path: str
+
+
+class Promote(Message):
+    """Make a model of the account from a snapshot. attempt: from 1."""
+
+    lease: LeaseRef
+    version: int
+    snapshot: str
+    model_id: str
+    attempt: int
+
+
+class Promoted(Message):
+    model: str
+    """accounts/<account>/models/<id>"""
 
 
 class ReplayStep(Message):

@@ -30,10 +30,13 @@ from activities.messages import (
     AcquireLease,
     LeaseGrant,
     LeaseRef,
+    LoadAdapter,
     LoadCheckpoint,
     OptimStep,
     OptimStepped,
     PrepareBatch,
+    Promote,
+    Promoted,
     Publish,
     Published,
     ReplayStep,
@@ -208,7 +211,7 @@ class TrainerActivities:
 
     @activity.defn
     async def publish(self, order: Publish) -> Published:
-        """Save sampler weights and record who serves the version from now on."""
+        """Save sampler weights, see that they are served, and record who serves the version."""
         lease = self._lease(order.lease)
         return await self._once(
             lease, order.lease, order.version, "publish", 0, lambda: _publish(lease, order)
@@ -236,6 +239,32 @@ class TrainerActivities:
             f"load {order.path}",
             0,
             lambda: lease.trainer.load_checkpoint(order.path),
+        )
+
+    @activity.defn
+    async def load_adapter(self, order: LoadAdapter) -> None:
+        lease = self._lease(order.lease)
+        await self._once(
+            lease,
+            order.lease,
+            0,
+            f"load {order.path}",
+            0,
+            lambda: lease.trainer.load_adapter(order.path),
+        )
+
+    @activity.defn
+    async def promote(self, order: Promote) -> Promoted:
+        """Make a model of the account from a snapshot, for as long as its session lives."""
+        lease = self._lease(order.lease)
+
+        async def promote() -> Promoted:
+            again = order.attempt > 1
+            name = await lease.trainer.promote(order.snapshot, order.model_id, again=again)
+            return Promoted(model=name)
+
+        return await self._once(
+            lease, order.lease, order.version, "promote", order.attempt, promote
         )
 
     @activity.defn
@@ -319,6 +348,8 @@ class TrainerActivities:
                 self.publish,
                 self.save_checkpoint,
                 self.load_checkpoint,
+                self.load_adapter,
+                self.promote,
                 self.replay_step,
             ],
             max_concurrent_activities=LEASE_SLOTS,
@@ -467,16 +498,25 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
 
 async def _publish(lease: "Lease", order: Publish) -> Published:
     from everburn.publications import Publication, publish
+    from everburn.run_folder import stored_config
     from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.agreement import check_served, recorded_completion
 
     started = time.monotonic()
+    run = order.lease.run
+    store = ArtifactStore.of(run)
+    recorded = asyncio.create_task(
+        asyncio.to_thread(recorded_completion, store, order.version, lease.epoch)
+    )
     snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
+    gap = await check_served(
+        lease.trainer, snapshot, *await recorded, stored_config(run).served_tolerance
+    )
     publication = Publication(
         version=order.version, epoch=lease.epoch, snapshot=snapshot.path, handle=snapshot.handle
     )
-    store = ArtifactStore.of(order.lease.run)
     await when_there_is_space(partial(publish, current=order.current), store, publication)
-    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started)
+    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
 
 
 async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:

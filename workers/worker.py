@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everburn.backends import EMULATOR_URL_ENV
+from everburn.secrets import keep_environment_secret, redact_logs
 from workers import dotenv
 from workers.server import Server
 from workers.stack_folder import StackFolder
@@ -35,11 +36,13 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     dotenv.load(folder)
+    keep_environment_secret()
+    redact_logs()
     stack = StackFolder(folder).find()
     if stack is not None:
         os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
     if role != "orchestrator":
-        _let_import_from(folder)
+        let_import_from(folder)
     found = address or (stack.temporal if stack is not None else DEFAULT_ADDRESS)
 
     async def connect_and_serve() -> None:
@@ -48,7 +51,7 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
     asyncio.run(connect_and_serve())
 
 
-def _let_import_from(folder: Path) -> None:
+def let_import_from(folder: Path) -> None:
     """User modules are found in the current folder, as by `python script.py` there.
 
     Not in an orchestrator: it runs no user code, and its sandbox would find a `workflows` folder of

@@ -152,6 +152,9 @@ class Status(Message):
     recovered: Recovered | None = None
     """None while nothing was lost."""
     checkpoint: str | None
+    saved: list[str]
+    """The last checkpoints: `step 4: <full path>`."""
+    model: str | None
     error: str | None
     folder: str
     origin: str | None
@@ -172,5 +175,7 @@ class RunResult(Message):
     seconds: float
     """From its start, or from where it was resumed."""
     checkpoint: str | None
+    model: str | None = None
+    """What the final policy was promoted to, where output_model_id asks for it."""
     evaluations: dict[int, dict[str, float]]
     recovered: Recovered | None = None

@@ -131,9 +131,9 @@ class Producer:
     async def settle_fatal(self) -> bool:
         """Between batches, or before the open one is sealed: act on a fatal error.
 
-        With `on_fatal = "fail"` it ends the run; with "hold" the run waits, keeping what it has,
-        until a person resumes it, skips the row or stops it. Returns whether it was stopped, with
-        what was wrong still being so.
+        With `on_fatal = "fail"` it ends the run; with "hold", or where nothing is wrong with the
+        run itself, the run waits, keeping what it has, until a person resumes it, skips the row or
+        stops it. Returns whether it was stopped, with what was wrong still being so.
 
         Raises:
             ApplicationError
@@ -141,7 +141,7 @@ class Producer:
         state = self._state
         if state.fatal is None:
             return False
-        if self._config.on_fatal == "fail":
+        if self._config.on_fatal == "fail" and not state.fatal.holds:
             raise ApplicationError(
                 state.fatal.error, type=state.fatal.error_type, non_retryable=True
             )

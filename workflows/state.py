@@ -23,6 +23,7 @@ MAX_NOTES = 10
 MAX_NOTE = 300
 MAX_CONTROLS = 10
 """That the next commit brings to the ledger, the last ones."""
+MAX_SAVES = 10
 
 
 class GroupOut(BaseModel):
@@ -69,6 +70,8 @@ class Fatal(BaseModel):
     error: str
     error_type: str
     group: GroupKey | None = None
+    holds: bool = False
+    """Whether it holds the run whatever on_fatal says: nothing is wrong with the run itself."""
 
 
 class RunState(BaseModel):
@@ -117,6 +120,10 @@ class RunState(BaseModel):
     step_seconds: float | None = None
     checkpoint: str | None = None
     """What was saved last, eligible or not."""
+    saves: list[str] = Field(default_factory=list)
+    """The last checkpoints, as people are told of them."""
+    model: str | None = None
+    """What the final policy was promoted to."""
     checkpoints: list[CheckpointAt] = Field(default_factory=list)
     """Those that recovery may start from, oldest first: state-0 and the last few."""
 
@@ -192,6 +199,11 @@ class RunState(BaseModel):
     def told(self, what: str, now: float) -> None:
         """Something that a person told the run, for the ledger."""
         self.controls = [*self.controls, Control(at=now, what=what)][-MAX_CONTROLS:]
+
+    def note_saved(self, step: int, path: str) -> None:
+        """A checkpoint has been saved: people want its full path."""
+        self.checkpoint = path
+        self.saves = [*self.saves, f"step {step}: {path}"][-MAX_SAVES:]
 
     @property
     def recovered(self) -> Recovered | None:

@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import TRAINER_STATE_LOST
+    from activities.failure_types import LEASE_CLOSED, TRAINER_STATE_LOST
     from activities.messages import LeaseRef
     from activities.trainer import LEASE_SLOTS
     from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder
@@ -171,13 +171,16 @@ class TrainerSession:
 
 def _is_refused(cause: BaseException | None) -> bool:
     """Whether a mutation failed with the trainer's state untouched."""
-    return isinstance(cause, ApplicationError) and cause.type != TRAINER_STATE_LOST
+    ended = {TRAINER_STATE_LOST, *LEASE_CLOSED}
+    return isinstance(cause, ApplicationError) and cause.type not in ended
 
 
 def _lost_by(cause: BaseException | None) -> LeaseLostError:
     """What any other failure of a mutation means: the session's state is lost or in doubt."""
     if isinstance(cause, TimeoutError):
         return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
+    if isinstance(cause, ApplicationError) and cause.type in LEASE_CLOSED:
+        return LeaseLostError(cause.message, str(cause.type))
     return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from everburn.publications import StaleEpochError
-from everburn.trainers import Trainer, TrainerStateLostError
+from everburn.trainers import Trainer, TrainerClosedError, TrainerStateLostError
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class Lease:
             StaleEpochError: the caller acts for a superseded lease.
             TrainerStateLostError: the lease has ended, or the operation comes after its step: the
                 server sends activities again that a reset run was waiting for.
+            TrainerClosedError: it ends with this: the account may not train.
         """
         if epoch != self.epoch:
             raise StaleEpochError(f"{key} is for epoch {epoch}; this lease is epoch {self.epoch}")
@@ -110,6 +111,9 @@ class Lease:
             return await operation()
         except TrainerStateLostError as error:
             await self.end(error)
+            raise
+        except TrainerClosedError as error:
+            await self.end(TrainerStateLostError(str(error)))
             raise
 
     def _check_order(self, key: OperationKey) -> None:
