@@ -265,8 +265,9 @@ async def test_a_run_that_waits_for_capacity_can_be_stopped(
     status = await run.until(phase="waiting for capacity")
     assert "all trainers are taken" in status.waiting_for
     await run.handle.signal("stop")
-    failure = await run.failure()
-    assert "stopped before there was a trainer" in failure.message
+    result = await run.result()
+    assert (result.stopped, result.steps) == (True, 0)
+    assert (await run.status()).notes == ["stopped before it began to train"]
 
 
 async def test_a_quota_that_is_used_up_holds_the_run_whatever_on_fatal_says(start: Start):
