@@ -250,7 +250,9 @@ class TrainerActivities:
         for ref, held in list(self._held.items()):
             if held.stopping is None:
                 await held.lease.release()
-            await (held.stopping or self._stop_serving(ref))
+                self._retire(ref)
+            if held.stopping is not None:
+                await held.stopping
         if self._user_loop is not None:
             self._user_loop.close()
 
