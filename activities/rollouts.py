@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from activities.failure_types import (
     RECOVERABLE,
@@ -25,6 +26,7 @@ from activities.messages import (
     RolloutOrder,
     ShardOrder,
 )
+from activities.run_watch import RunWatch
 from everburn.refs import RolloutOutcome, RunRef
 from everburn.store import StoreError
 
@@ -56,6 +58,7 @@ class RolloutActivities:
         from everburn.user_loop import UserLoop
 
         self._user_loop = UserLoop("rollouts")
+        self._watch = RunWatch()
         self._runners: OrderedDict[RunRef, asyncio.Task[RolloutRunner]] = OrderedDict()
 
     @activity.defn
@@ -73,12 +76,14 @@ class RolloutActivities:
 
         try:
             runner = await self._runner(order.run)
-            return await self._in_user_loop(
-                lambda: runner.complete(order.group, order.completion, order.version)
+            return await self._unless_gone(
+                order.run, lambda: runner.complete(order.group, order.completion, order.version)
             )
         except asyncio.CancelledError as error:
             if activity.is_worker_shutdown():
                 raise application_error(error, kind=WORKER_SHUTDOWN) from error
+            raise
+        except ApplicationError:
             raise
         except StoreError as error:
             raise application_error(error, kind=RECOVERABLE) from error
@@ -132,8 +137,9 @@ class RolloutActivities:
 
         with final_errors(Exception):
             runner = await self._runner(order.run)
-            await self._in_user_loop(
-                lambda: evaluate_shard(runner, order.version, order.shard, order.start, order.stop)
+            await self._unless_gone(
+                order.run,
+                lambda: evaluate_shard(runner, order.version, order.shard, order.start, order.stop),
             )
 
     @activity.defn
@@ -143,8 +149,8 @@ class RolloutActivities:
 
         with final_errors(Exception):
             runner = await self._runner(order.run)
-            values = await self._in_user_loop(
-                lambda: run_evaluation_function(runner, order.version)
+            values = await self._unless_gone(
+                order.run, lambda: run_evaluation_function(runner, order.version)
             )
         return EvaluationSummary(metrics=values)
 
@@ -166,6 +172,9 @@ class RolloutActivities:
     def close(self) -> None:
         """Stop the user loop."""
         self._user_loop.close()
+
+    async def _unless_gone(self, run: RunRef, function: Callable[[], Awaitable[T]]) -> T:
+        return await self._watch.unless_gone(run, self._in_user_loop(function))
 
     async def _in_user_loop(self, function: Callable[[], Awaitable[T]]) -> T:
         return await self._user_loop.run(function)

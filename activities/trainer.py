@@ -51,6 +51,7 @@ from everburn.ledger import PreparedBatch
 if TYPE_CHECKING:
     from everburn.config import RunConfig
     from everburn.learning.batch import Score
+    from everburn.run_folder import Owner
     from everburn.trainers import Trainer
     from everburn.trainers.lease import Lease
     from everburn.user_loop import UserLoop
@@ -144,10 +145,11 @@ class TrainerActivities:
 
         lease = self._lease(ref)
         self._held[ref].claimed = True
+        owner = await self._owner(ref)
         try:
             while lease.ended is None:
                 await self._probe(lease)
-                if not await self._is_wanted(ref):
+                if not await self._is_wanted(ref, owner):
                     # A terminated run can't give its session back.
                     await lease.release()
                 await lease.wait_ended(PROBE_INTERVAL)
@@ -277,7 +279,9 @@ class TrainerActivities:
         for ref, held in list(self._held.items()):
             if held.stopping is None:
                 await held.lease.release()
-            await (held.stopping or self._stop_serving(ref))
+                self._retire(ref)
+            if held.stopping is not None:
+                await held.stopping
         if self._user_loop is not None:
             self._user_loop.close()
 
@@ -376,11 +380,20 @@ class TrainerActivities:
             await held.lease.trainer.close()
         del self._held[ref]
 
-    async def _is_wanted(self, ref: LeaseRef) -> bool:
-        """Whether the run goes on; while the server can't be asked it is taken to."""
+    async def _owner(self, ref: LeaseRef) -> "Owner | None":
+        from everburn.run_folder import find_owner
+        from everburn.store import ArtifactStore
+
+        return await asyncio.to_thread(find_owner, ArtifactStore.of(ref.run))
+
+    async def _is_wanted(self, ref: LeaseRef, owner: "Owner | None") -> bool:
+        """Whether the run goes on, in the life that took the lease; while nobody can be asked it is
+        taken to."""
+        from everburn.store import StoreError
+
         try:
-            return await is_open(self._client, ref.run.id)
-        except RPCError as error:
+            return await is_open(self._client, ref.run.id) and await self._owner(ref) == owner
+        except (RPCError, StoreError) as error:
             log.warning("can't look after run %s: %s", ref.run.id, error)
             return True
 

@@ -307,11 +307,20 @@ def worker(
     address: Address = None,
     namespace: Namespace = "default",
     slots: Annotated[int, typer.Option(min=1, help="Rollouts at once, of a rollout worker.")] = 512,
+    build: Annotated[
+        str | None,
+        typer.Option(
+            "--build-id",
+            envvar="EVERBURN_BUILD_ID",
+            metavar="ID",
+            help="Of these workers' code, so that runs can outlive it: see docs/operations.md.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a Temporal server until SIGTERM: workflows, user code, or trainer sessions."""
     from workers.worker import serve
 
-    serve(role, address, namespace, slots, Path.cwd())
+    serve(role, address, namespace, slots, Path.cwd(), build or None)
 
 
 @app.command()

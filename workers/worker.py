@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:7233"
 
 
-def serve(role: "Role", address: str | None, namespace: str, slots: int, folder: Path) -> None:
+def serve(
+    role: "Role",
+    address: str | None,
+    namespace: str,
+    slots: int,
+    folder: Path,
+    build: str | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT: the server at `address`, else of the folder's stack, else
-    the usual one.
+    the usual one. build: of a versioned deployment of workers.
 
     Raises:
         UserError: no Temporal server there.
@@ -46,7 +53,7 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
     found = address or (stack.temporal if stack is not None else DEFAULT_ADDRESS)
 
     async def connect_and_serve() -> None:
-        await run_worker(role, await Server(found, namespace).connect(), slots)
+        await run_worker(role, await Server(found, namespace).connect(), slots, build)
 
     asyncio.run(connect_and_serve())
 

@@ -12,13 +12,14 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeUpdate
+from temporalio.common import RetryPolicy, SearchAttributeUpdate, VersioningBehavior
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
     FailureError,
     is_cancelled_exception,
 )
+from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.failure_types import CAPACITY
@@ -68,7 +69,7 @@ GROUPS_END_TIMEOUT = 30.0
 """Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
 
 
-@workflow.defn
+@workflow.defn(versioning_behavior=VersioningBehavior.PINNED)
 class TrainRun:
     @workflow.init
     def __init__(self, config: Any = None, state: RunState | None = None) -> None:
@@ -273,7 +274,7 @@ class TrainRun:
             version = state.admission.version
             if self._evaluations.due(version):
                 await self._evaluations.start(version)
-            if self._history_is_long():
+            if self._history_is_long() or self._is_outdated():
                 await self._continue_as_new()
 
     async def _take_step(self) -> bool:
@@ -447,6 +448,10 @@ class TrainRun:
         long = info.get_current_history_length() > MAX_HISTORY
         return long or info.is_continue_as_new_suggested()
 
+    def _is_outdated(self) -> bool:
+        """Whether workers of another build are to take over."""
+        return workflow.info().is_target_worker_deployment_version_changed()
+
     async def _continue_as_new(self) -> None:
         """Between two steps; children run on, and report to whoever has the run's id."""
         state = self._state
@@ -464,7 +469,14 @@ class TrainRun:
         if state.checkpoint_wanted:
             # Its handler waits for the next step, which begins with it.
             return
-        workflow.continue_as_new(args=[self._config.model_dump(mode="json"), self._state])
+        versioned = workflow.info().get_current_deployment_version() is not None
+        workflow.continue_as_new(
+            args=[self._config.model_dump(mode="json"), self._state],
+            # A run is pinned to the build that it began on; this is where it changes over.
+            initial_versioning_behavior=ContinueAsNewVersioningBehavior.AUTO_UPGRADE
+            if versioned
+            else None,
+        )
 
     # Messages
 

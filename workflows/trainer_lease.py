@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -36,7 +36,8 @@ HOLDER_START = timedelta(seconds=10)
 """A holder that doesn't pick up its own queue for so long is gone."""
 
 
-@workflow.defn
+# It lives for as long as its session: were it pinned, no build could ever go.
+@workflow.defn(versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TrainerLease:
     @workflow.init
     def __init__(self, order: LeaseOrder) -> None:

@@ -7,11 +7,17 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
+from activities import trainer
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
 from workers.temporal_server import find_binary
 from workflows import train_run, watchdog
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "PROBE_INTERVAL", 0.2)
 
 
 @dataclass
