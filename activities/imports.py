@@ -1,8 +1,8 @@
 """Imports that take seconds: made by one thread, for all.
 
-A worker makes them at its start, beside its first tasks. Two threads that import what imports itself
-in circles, as transformers does, can each be given half a module; so whoever needs these modules
-asks for them here first, and whoever comes second waits.
+A worker makes them at its start, beside its first tasks. Two threads that import what imports
+itself in circles, as transformers does, can each be given half a module; so whoever needs these
+modules asks for them here first, and whoever comes second waits.
 """
 
 import importlib
