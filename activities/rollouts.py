@@ -1,7 +1,6 @@
 """Activities of rollout workers: everything that runs the user's code."""
 
 import asyncio
-import importlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +15,7 @@ from activities.failure_types import (
     application_error,
     final_errors,
 )
+from activities.imports import import_all
 from activities.messages import (
     CompleteEvaluation,
     CompleteGroup,
@@ -41,14 +41,12 @@ MAX_RUNS = 8
 
 def preload() -> None:
     """Import what the first rollout needs: tokenizers, and the SDK's samplers."""
-    importlib.import_module("everburn.rollout_runner")
-    for module, names in (
-        ("transformers", ["AutoTokenizer"]),
-        ("fireworks.training.sdk", ["FiretitanSamplingClient", "FixedConcurrencyController"]),
-    ):
-        # Both import what is behind their names on their first use.
-        for name in names:
-            getattr(importlib.import_module(module), name)
+    import_all(
+        "everburn.rollout_runner",
+        "transformers:AutoTokenizer",
+        "fireworks.training.sdk:FiretitanSamplingClient",
+        "fireworks.training.sdk:FixedConcurrencyController",
+    )
 
 
 class RolloutActivities:
@@ -63,6 +61,7 @@ class RolloutActivities:
 
     @activity.defn
     async def prepare_task(self, run: RunRef) -> Prepared:
+        await asyncio.to_thread(preload)
         from everburn.task import prepare_task
 
         with final_errors(StoreError):
@@ -191,6 +190,7 @@ class RolloutActivities:
 
 
 async def _load(run: RunRef) -> "RolloutRunner":
+    await asyncio.to_thread(preload)
     from everburn.rollout_runner import RolloutRunner
 
     return RolloutRunner(run)

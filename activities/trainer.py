@@ -5,7 +5,6 @@ which that process starts a second worker.
 """
 
 import asyncio
-import importlib
 import logging
 import time
 import uuid
@@ -26,6 +25,7 @@ from activities.failure_types import (
     final_errors,
 )
 from activities.heartbeats import THROTTLE
+from activities.imports import import_all
 from activities.messages import (
     AcquireLease,
     LeaseGrant,
@@ -94,10 +94,15 @@ async def open_serverless(config: "RunConfig") -> "Trainer":
 
 def preload() -> None:
     """Import what the first lease needs: the SDK, and what makes its requests."""
+    import_all(
+        "everburn.learning.submissions",
+        "everburn.replay",
+        "everburn.trainers.finite",
+        "everburn.trainers.lease",
+        "everburn.trainers.serverless",
+    )
     from everburn.trainers import sdk
 
-    for name in ("everburn.learning.submissions", "everburn.replay", "everburn.trainers.finite"):
-        importlib.import_module(name)
     sdk.load()
 
 
@@ -113,6 +118,7 @@ class TrainerActivities:
     @activity.defn
     async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
         """Open a trainer session, and a task queue that only this process serves."""
+        await asyncio.to_thread(preload)
         from everburn.entrypoints import resolve, worker_name
         from everburn.run_folder import stored_config
         from everburn.trainers import TrainerUnavailableError

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 
 MAX_LOSSES = 3
 """Losses at one step, after which the step itself is suspected: a datum may be the killer."""
-BACKOFF = (1, 2, 5, 10, 30)
+BACKOFF = (1, 1, 2, 3, 5, 10, 30)
 """Seconds between attempts to get a session."""
 
 _Outcome = Literal["restored", "suspected", "unwanted"]
