@@ -17,6 +17,7 @@ from hud.eval import HUDRuntime, LocalRuntime, Provider, Runtime, SubprocessRunt
 from everburn.config import Entrypoint
 from everburn.entrypoints import call
 from everburn.hud.package import require_hud_key
+from everburn.hud.sources import enter_source
 from everburn.user_loop import UserLoop
 
 Isolation = Literal["shared", "process"]
@@ -58,13 +59,13 @@ def place(
         entrypoint = Entrypoint(name=environment)
         call(entrypoint)
         return OwnLoop(LocalRuntime(lambda task: call(entrypoint)))
-    path = Path(str(env_path)).absolute()
+    path = Path(str(env_path)).resolve()
     if not path.exists():
         raise PlacementError(
             f"there is no HUD environment at {path}; relative paths start at the folder of the "
             "worker processes"
         )
-    return SubprocessRuntime(path) if isolation == "process" else OwnLoop(LocalRuntime(path))
+    return SubprocessRuntime(path) if isolation == "process" else OwnLoop(LocalRuntime(path), path)
 
 
 class OwnLoop:
@@ -73,12 +74,13 @@ class OwnLoop:
     A grader that blocks then holds up other environments, and neither sampling nor heartbeats.
     """
 
-    def __init__(self, local: LocalRuntime) -> None:
+    def __init__(self, local: LocalRuntime, source: Path | None = None) -> None:
         self._local = local
+        self._source = source
 
     @asynccontextmanager
     async def __call__(self, task: Task) -> AsyncIterator[Runtime]:
-        serving = _Serving(self._local, task)
+        serving = _Serving(self._local, self._source, task)
         ended = asyncio.ensure_future(_environment_loop().run(serving.run))
         address = asyncio.wrap_future(serving.address)
         try:
@@ -99,13 +101,16 @@ class OwnLoop:
 class _Serving:
     """One environment from start to stop, in one task of the environments' loop."""
 
-    def __init__(self, local: LocalRuntime, task: Task) -> None:
+    def __init__(self, local: LocalRuntime, source: Path | None, task: Task) -> None:
         self._local = local
+        self._source = source
         self._task = task
         self.address: Future[Runtime] = Future()
         self.leave: Future[None] = Future()
 
     async def run(self) -> None:
+        if self._source is not None:
+            enter_source(self._source)
         async with self._local(self._task) as runtime:
             self.address.set_result(runtime)
             await asyncio.wrap_future(self.leave)

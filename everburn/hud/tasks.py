@@ -6,6 +6,7 @@ which tasks run (environments.py).
 """
 
 import random
+from pathlib import Path
 from typing import Any, Literal
 
 from hud.eval import Task, Taskset
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from everburn.dataset import DatasetError, Row
 from everburn.hud.arithmetic import environment
 from everburn.hud.package import HudKeyMissingError, require_hud_key
+from everburn.hud.sources import enter_source
 
 Range = tuple[int, int]
 
@@ -107,6 +109,7 @@ def split(
 
 
 def _from_file(path: str) -> Taskset:
+    enter_source(Path(path).resolve())
     try:
         found = Taskset.from_file(path)
     except (Exception, SystemExit) as error:

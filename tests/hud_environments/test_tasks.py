@@ -47,6 +47,24 @@ def test_a_python_file_of_tasks_is_split_after_a_shuffle() -> None:
     assert starts != sorted(starts)
 
 
+def test_modules_of_two_folders_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """Both have an `env.py`, and a `tasks.py` that imports it by its bare name."""
+    (tmp_path / "env.py").write_text(
+        "from hud import Environment\n"
+        "env = Environment(name='other')\n"
+        "@env.template()\n"
+        "async def other(n: int):\n"
+        "    yield 'ab'\n"
+        "    yield 1.0\n"
+    )
+    (tmp_path / "tasks.py").write_text("from env import other\ntasks = [other(n=1), other(n=2)]\n")
+    for _ in range(2):
+        first, _ = parts(tasks_file=str(COUNTING / "tasks.py"), training=12, held_out=0)
+        second, _ = parts(tasks_file=str(tmp_path / "tasks.py"), training=2, held_out=0)
+        assert {row["id"] for row in first} == {"variety"}
+        assert {row["id"] for row in second} == {"other"}
+
+
 def test_a_row_is_the_task_that_hud_writes(tmp_path: Path) -> None:
     tasks = [Task(env="counting", id="variety", args={"start": start}) for start in "abc"]
     path = Taskset("letters", tasks).to_file(tmp_path / "tasks.jsonl")
