@@ -100,6 +100,22 @@ def call_log_key(group: GroupKey, completion: int) -> str:
 GROUPS = "groups"
 
 
+RESOURCES = "resources"
+
+
+def completion_name(group: GroupKey, completion: int) -> str:
+    return f"{group.name}.completion-{completion}"
+
+
+def evaluation_name(version: int, part: str) -> str:
+    return f"evaluation-{version:06d}.{part}"
+
+
+def resource_key(owner: str, token: str) -> str:
+    """A resource that a completion, or an evaluation's part, of this name has registered."""
+    return f"{RESOURCES}/{owner}.{token}.json"
+
+
 def group_key(group: GroupKey) -> str:
     return f"{GROUPS}/{group.name}.json"
 

@@ -25,8 +25,11 @@ from everburn.refs import (
     RolloutStatus,
     RunRef,
     call_log_key,
+    completion_name,
+    evaluation_name,
     rollout_key,
 )
+from everburn.resources import Resources, reap_at_end
 from everburn.rollouts import (
     RecoverableRolloutError,
     RolloutFn,
@@ -60,7 +63,9 @@ class RolloutRunner:
         self._tokenizer = load_tokenizer(self.config)
         self._vocab_size = len(self._tokenizer)
         self._sampler = Sampler(self.store, self.config, self._tokenizer)
-        self._rollout_fn = make_rollout_fn(self.config, self._tokenizer, self._sampler)
+        self._rollout_fn = make_rollout_fn(
+            self.config, self._tokenizer, self._sampler, Resources(self.store)
+        )
         self._wanted = context_parameters(self._rollout_fn)
         self._records = self.config.record_sampling_calls
 
@@ -87,7 +92,8 @@ class RolloutRunner:
             "evaluation": False,
         }
         log = CallLog(self.store, call_log_key(group, completion)) if self._records else None
-        scope = CompletionScope(where, version, log=log)
+        name = completion_name(group, completion)
+        scope = CompletionScope(where, version, log=log, name=name)
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
         try:
             finished = await self._call(row, context, scope, self.config.rollout_timeout)
@@ -111,7 +117,12 @@ class RolloutRunner:
         row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
         context = evaluation_context(index)
         where = f"run {self.run.id} · evaluation row {index}"
-        scope = CompletionScope(where, version, self.config.evaluation_temperature)
+        scope = CompletionScope(
+            where,
+            version,
+            self.config.evaluation_temperature,
+            name=evaluation_name(version, f"row-{index}"),
+        )
         finished = await self._call(row, context, scope, self.config.rollout_timeout)
         if finished is None:
             raise ValueError(f"{where}: the rollout function returned None")
@@ -138,6 +149,7 @@ class RolloutRunner:
                 f"run {self.run.id} · evaluation call {number}",
                 version,
                 self.config.evaluation_temperature,
+                name=evaluation_name(version, f"call-{number}"),
             )
             given = evaluation_context(number) | context
             finished = await self._call(sample_prompt, given, scope, self.config.rollout_timeout)
@@ -166,10 +178,15 @@ class RolloutRunner:
         self, row: Row, context: dict[str, Any], scope: CompletionScope, timeout: float
     ) -> Finished | None:
         current_scope.set(scope)
+        await reap_at_end(self.store, scope.name)  # of an attempt whose worker died
         started = time.monotonic()
         wanted = {name: value for name, value in context.items() if name in self._wanted}
-        # A copy: user code may change its row, and the next completion gets the same one.
-        result = await asyncio.wait_for(self._rollout_fn(copy.deepcopy(row), **wanted), timeout)
+        try:
+            # A copy: user code may change its row, and the next completion gets the same one.
+            result = await asyncio.wait_for(self._rollout_fn(copy.deepcopy(row), **wanted), timeout)
+        finally:
+            # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.
+            await asyncio.shield(asyncio.create_task(reap_at_end(self.store, scope.name)))
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
@@ -230,7 +247,9 @@ def evaluation_context(index: int) -> dict[str, Any]:
     }
 
 
-def make_rollout_fn(config: RunConfig, tokenizer: Any, sampler: Sampler) -> RolloutFn:
+def make_rollout_fn(
+    config: RunConfig, tokenizer: Any, sampler: Sampler, resources: Resources
+) -> RolloutFn:
     """Call the user's factory.
 
     Raises:
@@ -247,6 +266,7 @@ def make_rollout_fn(config: RunConfig, tokenizer: Any, sampler: Sampler) -> Roll
         model=config.base_model,
         completions_per_prompt=config.completions_per_prompt,
         extras=dict(config.extras),
+        resources=resources,
     )
     return call(config.rollout, setup)  # type: ignore[no-any-return]
 

@@ -55,13 +55,15 @@ class CompletionScope:
     """The completion that sampling calls belong to, and what they did.
 
     where: names it in messages. version: policy version to sample from. temperature: overrides
-    the caller's (evaluation); None leaves it. log: of calls, where they are recorded.
+    the caller's (evaluation); None leaves it. log: of calls, where they are recorded. name: under
+    which it is known in the store.
     """
 
     where: str
     version: int
     temperature: float | None = None
     log: CallLog | None = None
+    name: str = ""
     calls: list[Sample] = field(default_factory=list)
 
     @property
