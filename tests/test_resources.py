@@ -156,7 +156,7 @@ async def test_a_reaper_that_fails_is_told_and_called_again(tmp_path: Path) -> N
         done = await reap(store)
         assert done.count == 0
         assert done.failures == [
-            "completion c: support.sandboxes:refuse: PermissionError: x isn't ours"
+            "completion c: support.sandboxes:refuse: PermissionError: it isn't ours"
         ]
 
 
