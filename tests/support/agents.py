@@ -134,10 +134,12 @@ async def ask(client: AsyncOpenAI, messages: list[Any], tools: Any, stream: bool
 
 
 @asynccontextmanager
-async def a_run(folder: Path, url: str, **fields: Any) -> AsyncIterator[RunRef]:
-    """A run whose version 0 the emulator at `url` serves."""
+async def a_run(
+    folder: Path, url: str, *, rows: bool = True, **fields: Any
+) -> AsyncIterator[RunRef]:
+    """A run whose version 0 the emulator at `url` serves; without rows it isn't prepared yet."""
     config = a_config(url, **fields)
-    run = a_folder(folder, config)
+    run = a_folder(folder, config, rows=rows)
     store = ArtifactStore.of(run)
     trainer = await ServerlessTrainer.open(config)
     try:
@@ -149,11 +151,11 @@ async def a_run(folder: Path, url: str, **fields: Any) -> AsyncIterator[RunRef]:
         await trainer.close()
 
 
-def a_folder(folder: Path, config: RunConfig) -> RunRef:
+def a_folder(folder: Path, config: RunConfig, *, rows: bool = True) -> RunRef:
     """A run's folder with one row, and one held-out row."""
     run = RunRef(store=str(folder), id="agents")
     create_run_folder(run, config, Owner(chain="test"))
-    for key in (ROWS_KEY, EVALUATION_ROWS_KEY):
+    for key in (ROWS_KEY, EVALUATION_ROWS_KEY) if rows else ():
         write_rows(ArtifactStore.of(run), key, [{"ask": "go"}])
     return run
 
