@@ -47,6 +47,13 @@ MAX_ERRORS = 8
 """Failures of a group whose texts travel; a judge that is down fails all of them alike."""
 
 
+class ReapResult(Message):
+    """What was reaped of what completions had registered, and how much couldn't be."""
+
+    reaped: int
+    left: int
+
+
 class CompleteGroup(Message):
     """All completions of the group have ended."""
 

@@ -23,6 +23,7 @@ from activities.messages import (
     EvaluationSummary,
     GroupSummary,
     Prepared,
+    ReapResult,
     RolloutOrder,
     ShardOrder,
 )
@@ -97,6 +98,7 @@ class RolloutActivities:
         from everburn.config import Entrypoint
         from everburn.entrypoints import call
         from everburn.learning.group import Group, complete_group
+        from everburn.resources import reap_at_end
 
         runner = await self._runner(order.run)
         entrypoint: Entrypoint | None = runner.config.dynamic_filter
@@ -110,6 +112,7 @@ class RolloutActivities:
                 raise application_error(error, where=where) from error
 
         with final_errors(StoreError):
+            await self._in_user_loop(lambda: reap_at_end(runner.store, order.group.name))
             manifest = await self._in_user_loop(
                 lambda: asyncio.to_thread(
                     complete_group,
@@ -129,6 +132,16 @@ class RolloutActivities:
             datums=manifest.datums,
             reward_sum=sum(manifest.rewards),
         )
+
+    @activity.defn
+    async def reap(self, run: RunRef) -> ReapResult:
+        """Reap what completions whose workers died have left behind."""
+        from everburn.resources import reap
+        from everburn.store import ArtifactStore
+
+        with final_errors(StoreError):
+            done = await self._in_user_loop(lambda: reap(ArtifactStore.of(run)))
+        return ReapResult(reaped=done.count, left=len(done.failures))
 
     @activity.defn
     async def evaluate_shard(self, order: ShardOrder) -> None:

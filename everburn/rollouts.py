@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everburn.resources import Resources
     from everburn.sampling import Sample, Sampler
 
 RolloutFn = Callable[..., Awaitable["RolloutRun | None"]]
@@ -152,6 +153,7 @@ class RolloutSetup:
     sampling_kwargs: `max_tokens` and `temperature` of the run, ready for `sampler.sample`.
     sampler: samples from the policy version that the current completion belongs to.
     model: the base model's name. extras: the run's `extras`.
+    resources: registers what a completion makes and must not leave behind.
     """
 
     tokenizer: Any
@@ -161,6 +163,7 @@ class RolloutSetup:
     model: str
     completions_per_prompt: int
     extras: dict[str, Any]
+    resources: "Resources"
 
 
 def context_parameters(rollout_fn: RolloutFn) -> frozenset[str]:

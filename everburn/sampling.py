@@ -53,15 +53,16 @@ class CompletionScope:
     """The completion that sampling calls belong to, and what they did.
 
     where: names it in messages. version: policy version to sample from. temperature: overrides
-    the caller's (evaluation); None leaves it. log: of calls, where they are recorded. id: as
-    refs.completion_id gives it.
+    the caller's (evaluation); None leaves it. log: of calls, where they are recorded. run: its id.
+    name: under which the completion is known in the run's store, the same in every attempt.
     """
 
     where: str
     version: int
     temperature: float | None = None
     log: CallLog | None = None
-    id: str = ""
+    run: str = ""
+    name: str = ""
     calls: list[Sample] = field(default_factory=list)
     handles: set[str] = field(default_factory=set)
     """Of the samplers that its calls have used."""

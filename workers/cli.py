@@ -292,6 +292,26 @@ def calibrate(
         say(line)
 
 
+@app.command()
+def reap(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    address: Address = None,
+    namespace: Namespace = "default",
+) -> None:
+    """End what the rollouts of a run registered and left behind: sandboxes, processes, ...
+
+    A run does so itself at its end. This is for one that was terminated.
+    """
+    from workers.reaping import reap_run
+
+    found, done = asyncio.run(reap_run(run, address, namespace, Path.cwd()))
+    say(f"run {found.id}: {done.count} resources reaped, {len(done.failures)} left")
+    for failure in done.failures:
+        say(f"left: {failure}")
+    if done.failures:
+        raise typer.Exit(1)
+
+
 def at_server(
     address: str | None, namespace: str, show: "Callable[[Server], Coroutine[Any, Any, None]]"
 ) -> None:

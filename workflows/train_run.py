@@ -31,6 +31,7 @@ with workflow.unsafe.imports_passed_through():
         Promoted,
         Publish,
         Published,
+        ReapResult,
     )
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
@@ -65,6 +66,8 @@ every recovery."""
 ENDING = "the run is ending; it saves its final state by itself"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 PROMOTE_ATTEMPTS = 3
+REAP_TIMEOUT = timedelta(minutes=3)
+"""For the resources that dead workers left behind; without a rollout worker nobody can reap."""
 GROUPS_END_TIMEOUT = 30.0
 """Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
 
@@ -311,6 +314,7 @@ class TrainRun:
             await self._final_checkpoint()
             await self._final_evaluation()
         await self._evaluations.cancel()
+        await self._reap()
         self._producer.record_sample(force=True)
         await self._recorder.flush_producer_samples()
         await self._recorder.finish(state.admission.initial_version, state.admission.version)
@@ -423,8 +427,30 @@ class TrainRun:
         await self._end_groups()
         await self._evaluations.cancel()
         await self._trainer.release()
+        await self._reap()
         await self._recorder.flush_producer_samples()
         await workflow.wait_condition(workflow.all_handlers_finished)
+
+    async def _reap(self) -> None:
+        """End what completions whose workers died have left behind."""
+        state = self._state
+        try:
+            left = await self._recorder.count_resources()
+            if left:
+                result: ReapResult = await workflow.execute_activity_method(
+                    RolloutActivities.reap,
+                    state.run,
+                    task_queue=ROLLOUT_QUEUE,
+                    schedule_to_close_timeout=REAP_TIMEOUT,
+                    heartbeat_timeout=timedelta(seconds=10),
+                    summary=f"reap {left} resources",
+                )
+                left = result.left
+        except ActivityError as error:
+            state.note(f"resources of rollouts may be left: {error.cause}; see `everburn reap`")
+        else:
+            if left:
+                state.note(f"{left} resources of rollouts are left: see `everburn reap`")
 
     def _failure(self, error: BaseException) -> BaseException:
         """The run's failure as Temporal shows it: what happened first, with its type."""
