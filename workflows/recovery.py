@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import LEASE_CLOSED, QUOTA, REJECTED
+    from activities.failure_types import LEASE_CLOSED, QUOTA, REJECTED, UNFIT
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
     from everburn.refs import encode_groups
@@ -108,7 +108,7 @@ class Recovery:
     async def is_closed(self, loss: LeaseLostError) -> bool:
         """Whether no other lease is to be had before a person has mended the cause; then it is the
         run's fatal error. After a resume another lease is tried."""
-        if loss.kind not in {*LEASE_CLOSED, REJECTED}:
+        if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT}:
             return False
         await self._trainer.abandon(loss)
         self._state.fatal = self._state.fatal or Fatal(
