@@ -101,7 +101,7 @@ def run(
         raise typer.Exit(stay_with(Launch(file, run_id, server)))
     check_local(file.config, here)
     with sigterm_interrupts():
-        make_base_model(file.config, console)
+        make_base_model(file.config, here)
         with Stack.attach(here, PortWishes(port, ui_port, emulator_port), say) as stack:
             server = Server.of_stack(stack.state)
             code = stay_with(Launch(file, run_id, server, stack.news), stack)
@@ -317,7 +317,9 @@ def emulator(
 
     choose(Wish("the emulator", port, "--port", asked=port))
     from everburn.emulator.server import EmulatorSettings, serve
+    from workers.user_modules import let_import_from
 
+    let_import_from(Path.cwd())  # recipes of base models
     serve(EmulatorSettings(home=home.absolute(), enable_faults=enable_faults), port)
 
 

@@ -15,6 +15,7 @@ from everburn.backends import EMULATOR_URL_ENV
 from workers import dotenv
 from workers.server import Server
 from workers.stack_folder import StackFolder
+from workers.user_modules import let_import_from
 
 if TYPE_CHECKING:
     from workers.processes import Role
@@ -39,19 +40,10 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
     if stack is not None:
         os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
     if role != "orchestrator":
-        _let_import_from(folder)
+        let_import_from(folder)
     found = address or (stack.temporal if stack is not None else DEFAULT_ADDRESS)
 
     async def connect_and_serve() -> None:
         await run_worker(role, await Server(found, namespace).connect(), slots)
 
     asyncio.run(connect_and_serve())
-
-
-def _let_import_from(folder: Path) -> None:
-    """User modules are found in the current folder, as by `python script.py` there.
-
-    Not in an orchestrator: it runs no user code, and its sandbox would find a `workflows` folder of
-    the user's. Everburn's own packages have been imported by now: no folder can take their place.
-    """
-    sys.path.insert(0, str(folder))
