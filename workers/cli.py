@@ -102,7 +102,7 @@ def run(
     file = load_run_file(config, assignments or [], here)
     if dry_run:
         from workers.dry_run import describe_run
-        from workers.worker import let_import_from
+        from workers.user_modules import let_import_from
 
         let_import_from(here)
         for line in describe_run(file, run_id):
@@ -113,7 +113,7 @@ def run(
         raise typer.Exit(stay_with(Launch(file, run_id, server)))
     check_local(file.config, here)
     with sigterm_interrupts():
-        make_base_model(file.config, console)
+        make_base_model(file.config, here)
         with Stack.attach(here, PortWishes(port, ui_port, emulator_port), say) as stack:
             server = Server.of_stack(stack.state)
             code = stay_with(Launch(file, run_id, server, stack.news), stack)
@@ -358,7 +358,9 @@ def emulator(
 
     choose(Wish("the emulator", port, "--port", asked=port))
     from everburn.emulator.server import EmulatorSettings, serve
+    from workers.user_modules import let_import_from
 
+    let_import_from(Path.cwd())  # recipes of base models
     serve(EmulatorSettings(home=home.absolute(), enable_faults=enable_faults), port)
 
 
