@@ -1,8 +1,8 @@
 """The emulator's base model for the frozen lake: it knows the way, and seldom looks for it.
 
 It learns from walkers who look where they go in a part of their moves only, and in the others head
-down and then right, into holes and dead ends. So it can find the way, but mostly doesn't: what RL has
-to teach is to look.
+down and then right, into holes and dead ends. So it can find the way, but mostly doesn't: what RL
+has to teach is to look.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Frozen lake: walk to the goal by a tool, a move per turn.
 
-The same code serves both backends: on Fireworks `extras.renderer` names the chat model's format; the
-emulator's small model speaks plain text, four rows and a move.
+The same code serves both backends: on Fireworks `extras.renderer` names the chat model's format;
+the emulator's small model speaks plain text, four rows and a move.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The emulator's base model for multi-hop questions: it can search twice, and seldom does.
 
 It learns from people who mostly lose patience after their first search, which names a person, and
-guess a place. So it can follow a question to its end, but mostly doesn't: what RL has to teach is to
-go on.
+guess a place. So it can follow a question to its end, but mostly doesn't: what RL has to teach is
+to go on.
 """
 
 import random

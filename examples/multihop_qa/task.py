@@ -1,7 +1,7 @@
 """Multi-hop questions: search twice, then answer.
 
-The same code serves both backends: on Fireworks `extras.renderer` names the chat model's format; the
-emulator's small model speaks plain text, a call a line.
+The same code serves both backends: on Fireworks `extras.renderer` names the chat model's format;
+the emulator's small model speaks plain text, a call a line.
 """
 
 import random
