@@ -1,19 +1,29 @@
 """How domain errors cross into Temporal: as ApplicationErrors whose type a workflow can read.
 
-Owns the type names that workflows decide by, and which errors are never retried. Doesn't own what
+Owns the type names that workflows decide by, which errors are never retried, and that no secret
+crosses with an error, its causes or their tracebacks. Doesn't own what
 a rollout failure means (everburn/failures.py).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from temporalio.api.failure.v1 import Failure
+from temporalio.converter import DefaultFailureConverter, PayloadConverter
 from temporalio.exceptions import ApplicationError, CancelledError
+
+from everburn.secrets import redacted
 
 RECOVERABLE = "RecoverableRolloutError"
 SNAPSHOT_GONE = "SnapshotGoneError"
 WORKER_UNFIT = "EntrypointError"
 """This worker can't import the user's module; another may."""
 TRAINER_STATE_LOST = "TrainerStateLost"
+LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})
+"""The lease has ended, and no other is to be had before a person has mended the cause."""
+QUOTA = "QuotaExceededError"
+CAPACITY = "TrainerCapacityError"
+REJECTED = "TrainerRejectedError"
 WORKER_SHUTDOWN = "WorkerShutdown"
 
 MAX_MESSAGE = 1000
@@ -26,7 +36,7 @@ def application_error(
     """A domain error as Temporal carries it. Its type is `kind`, else the exception's name;
     `where` is put in front of a text that doesn't name its place itself."""
     name = kind or type(error).__name__
-    text = str(error) or type(error).__name__
+    text = redacted(str(error) or type(error).__name__)
     if where and where not in text:
         text = f"{where}: {type(error).__name__}: {text}"
     return ApplicationError(text[:MAX_MESSAGE], type=name, non_retryable=not retryable)
@@ -41,3 +51,18 @@ def final_errors(*retryable: type[Exception]) -> Iterator[None]:
         raise
     except Exception as error:
         raise application_error(error, retryable=isinstance(error, retryable)) from error
+
+
+class RedactingFailureConverter(DefaultFailureConverter):
+    """Failures as Temporal keeps them, without the secrets of the process where they happened: a
+    library's error, which travels along as a cause, may repeat a request's headers."""
+
+    def to_failure(
+        self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure
+    ) -> None:
+        super().to_failure(exception, payload_converter, failure)
+        each: Failure | None = failure
+        while each is not None:
+            each.message = redacted(each.message)
+            each.stack_trace = redacted(each.stack_trace)
+            each = each.cause if each.HasField("cause") else None

@@ -5,7 +5,7 @@ from typing import Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from everburn.ledger import AdamParams, PreparedBatch
+from everburn.ledger import AdamParams, Control, PreparedBatch
 from everburn.metrics import Number
 from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
 from everburn.run_folder import Owner
@@ -58,10 +58,17 @@ class CompleteGroup(Message):
     hundreds."""
     errors: dict[int, str]
     """Of the first failures, by completion."""
+    last: bool
+    """Whether no attempt follows if too few have survived."""
 
     @classmethod
     def of(
-        cls, run: RunRef, group: GroupKey, version: int, outcomes: Iterable[RolloutOutcome]
+        cls,
+        run: RunRef,
+        group: GroupKey,
+        version: int,
+        outcomes: Iterable[RolloutOutcome],
+        last: bool,
     ) -> Self:
         in_order = sorted(outcomes, key=lambda outcome: outcome.completion)
         errors = [(o.completion, o.error) for o in in_order if o.error is not None]
@@ -71,6 +78,7 @@ class CompleteGroup(Message):
             version=version,
             statuses="".join(outcome.status[0] for outcome in in_order),
             errors=dict(errors[:MAX_ERRORS]),
+            last=last,
         )
 
     @property
@@ -194,6 +202,8 @@ class Publish(Message):
 class Published(Message):
     snapshot: str
     seconds: float
+    gap: float | None = None
+    """Between the sampler's and the trainer's log-probabilities, in nats; where it was probed."""
 
 
 class SaveCheckpoint(Message):
@@ -207,6 +217,26 @@ class LoadCheckpoint(Message):
     lease: LeaseRef
     step: int
     path: str
+
+
+class LoadAdapter(Message):
+    lease: LeaseRef
+    path: str
+
+
+class Promote(Message):
+    """Make a model of the account from a snapshot. attempt: from 1."""
+
+    lease: LeaseRef
+    version: int
+    snapshot: str
+    model_id: str
+    attempt: int
+
+
+class Promoted(Message):
+    model: str
+    """accounts/<account>/models/<id>"""
 
 
 class ReplayStep(Message):
@@ -272,6 +302,7 @@ class CommitStep(Message):
     snapshot: str
     checkpoint: str | None
     changes: dict[str, JsonValue]
+    controls: list[Control]
     seconds: float
     metrics: dict[str, float | int]
     rejected: RewardSum
@@ -316,6 +347,14 @@ class Reconciled(Message):
     """Groups whose workflow is closed, and which left nothing."""
     lease_closed: bool
     evaluation_closed: bool
+
+
+class SkipGroup(Message):
+    """A group that failed, and that a person gives up."""
+
+    run: RunRef
+    group: GroupKey
+    version: int
 
 
 class RecordProducer(Message):

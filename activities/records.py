@@ -25,15 +25,17 @@ from activities.messages import (
     RecordEvaluation,
     RecordProducer,
     RunCreated,
+    SkipGroup,
 )
 from activities.search_attributes import SEARCH_ATTRIBUTES
 from everburn import metrics
 from everburn.config import parse_config
 from everburn.evaluation import keep_before_and_after
+from everburn.learning.group import skip_group
 from everburn.ledger import LedgerEntry
 from everburn.publications import carry_publication
 from everburn.refs import decode_groups
-from everburn.run_folder import create_run_folder
+from everburn.run_folder import create_run_folder, stored_config
 from everburn.steps import StepOutcome, commit_step, record_step
 from everburn.store import ArtifactStore, StoreError
 
@@ -62,6 +64,18 @@ class RecordActivities:
             samples=int(entry.metrics["rollout/raw_samples"]),
             kept_groups=int(entry.metrics["rollout/kept_groups"]),
         )
+
+    @activity.defn
+    async def skip_group(self, order: SkipGroup) -> None:
+        """Write down that a row isn't begun again, for whoever resumes the run."""
+        with final_errors(StoreError):
+            await asyncio.to_thread(
+                skip_group,
+                ArtifactStore.of(order.run),
+                order.group,
+                order.version,
+                stored_config(order.run).completions_per_prompt,
+            )
 
     @activity.defn
     async def record_producer(self, order: RecordProducer) -> None:
@@ -123,6 +137,7 @@ def _commit(order: CommitStep) -> LedgerEntry:
             snapshot=order.snapshot,
             checkpoint=order.checkpoint,
             changes=order.changes,
+            controls=order.controls,
             seconds=order.seconds,
             metrics=order.metrics,
         ),

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from activities.failure_types import (
     RECOVERABLE,
@@ -14,6 +15,7 @@ from activities.failure_types import (
     application_error,
     final_errors,
 )
+from activities.imports import import_all
 from activities.messages import (
     CompleteEvaluation,
     CompleteGroup,
@@ -24,6 +26,7 @@ from activities.messages import (
     RolloutOrder,
     ShardOrder,
 )
+from activities.run_watch import RunWatch
 from everburn.refs import RolloutOutcome, RunRef
 from everburn.store import StoreError
 
@@ -36,6 +39,16 @@ MAX_RUNS = 8
 """Runs whose user code a worker keeps loaded."""
 
 
+def preload() -> None:
+    """Import what the first rollout needs: tokenizers, and the SDK's samplers."""
+    import_all(
+        "everburn.rollout_runner",
+        "transformers:AutoTokenizer",
+        "fireworks.training.sdk:FiretitanSamplingClient",
+        "fireworks.training.sdk:FixedConcurrencyController",
+    )
+
+
 class RolloutActivities:
     """Holds what is loaded once per process and run. User code runs on a loop of its own."""
 
@@ -43,10 +56,12 @@ class RolloutActivities:
         from everburn.user_loop import UserLoop
 
         self._user_loop = UserLoop("rollouts")
+        self._watch = RunWatch()
         self._runners: OrderedDict[RunRef, asyncio.Task[RolloutRunner]] = OrderedDict()
 
     @activity.defn
     async def prepare_task(self, run: RunRef) -> Prepared:
+        await asyncio.to_thread(preload)
         from everburn.task import prepare_task
 
         with final_errors(StoreError):
@@ -60,12 +75,14 @@ class RolloutActivities:
 
         try:
             runner = await self._runner(order.run)
-            return await self._in_user_loop(
-                lambda: runner.complete(order.group, order.completion, order.version)
+            return await self._unless_gone(
+                order.run, lambda: runner.complete(order.group, order.completion, order.version)
             )
         except asyncio.CancelledError as error:
             if activity.is_worker_shutdown():
                 raise application_error(error, kind=WORKER_SHUTDOWN) from error
+            raise
+        except ApplicationError:
             raise
         except StoreError as error:
             raise application_error(error, kind=RECOVERABLE) from error
@@ -101,6 +118,7 @@ class RolloutActivities:
                     order.version,
                     order.outcomes,
                     runner.config.min_group_size,
+                    order.last,
                     lambda: runner.row(order.group.cursor),
                     judge if entrypoint is not None else None,
                 )
@@ -118,8 +136,9 @@ class RolloutActivities:
 
         with final_errors(Exception):
             runner = await self._runner(order.run)
-            await self._in_user_loop(
-                lambda: evaluate_shard(runner, order.version, order.shard, order.start, order.stop)
+            await self._unless_gone(
+                order.run,
+                lambda: evaluate_shard(runner, order.version, order.shard, order.start, order.stop),
             )
 
     @activity.defn
@@ -129,8 +148,8 @@ class RolloutActivities:
 
         with final_errors(Exception):
             runner = await self._runner(order.run)
-            values = await self._in_user_loop(
-                lambda: run_evaluation_function(runner, order.version)
+            values = await self._unless_gone(
+                order.run, lambda: run_evaluation_function(runner, order.version)
             )
         return EvaluationSummary(metrics=values)
 
@@ -153,6 +172,9 @@ class RolloutActivities:
         """Stop the user loop."""
         self._user_loop.close()
 
+    async def _unless_gone(self, run: RunRef, function: Callable[[], Awaitable[T]]) -> T:
+        return await self._watch.unless_gone(run, self._in_user_loop(function))
+
     async def _in_user_loop(self, function: Callable[[], Awaitable[T]]) -> T:
         return await self._user_loop.run(function)
 
@@ -168,6 +190,7 @@ class RolloutActivities:
 
 
 async def _load(run: RunRef) -> "RolloutRunner":
+    await asyncio.to_thread(preload)
     from everburn.rollout_runner import RolloutRunner
 
     return RolloutRunner(run)

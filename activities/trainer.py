@@ -5,7 +5,6 @@ which that process starts a second worker.
 """
 
 import asyncio
-import importlib
 import logging
 import time
 import uuid
@@ -26,14 +25,18 @@ from activities.failure_types import (
     final_errors,
 )
 from activities.heartbeats import THROTTLE
+from activities.imports import import_all
 from activities.messages import (
     AcquireLease,
     LeaseGrant,
     LeaseRef,
+    LoadAdapter,
     LoadCheckpoint,
     OptimStep,
     OptimStepped,
     PrepareBatch,
+    Promote,
+    Promoted,
     Publish,
     Published,
     ReplayStep,
@@ -48,6 +51,7 @@ from everburn.ledger import PreparedBatch
 if TYPE_CHECKING:
     from everburn.config import RunConfig
     from everburn.learning.batch import Score
+    from everburn.run_folder import Owner
     from everburn.trainers import Trainer
     from everburn.trainers.lease import Lease
     from everburn.user_loop import UserLoop
@@ -90,10 +94,15 @@ async def open_serverless(config: "RunConfig") -> "Trainer":
 
 def preload() -> None:
     """Import what the first lease needs: the SDK, and what makes its requests."""
+    import_all(
+        "everburn.learning.submissions",
+        "everburn.replay",
+        "everburn.trainers.finite",
+        "everburn.trainers.lease",
+        "everburn.trainers.serverless",
+    )
     from everburn.trainers import sdk
 
-    for name in ("everburn.learning.submissions", "everburn.replay", "everburn.trainers.finite"):
-        importlib.import_module(name)
     sdk.load()
 
 
@@ -109,6 +118,7 @@ class TrainerActivities:
     @activity.defn
     async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
         """Open a trainer session, and a task queue that only this process serves."""
+        await asyncio.to_thread(preload)
         from everburn.entrypoints import resolve, worker_name
         from everburn.run_folder import stored_config
         from everburn.trainers import TrainerUnavailableError
@@ -141,10 +151,11 @@ class TrainerActivities:
 
         lease = self._lease(ref)
         self._held[ref].claimed = True
+        owner = await self._owner(ref)
         try:
             while lease.ended is None:
                 await self._probe(lease)
-                if not await self._is_wanted(ref):
+                if not await self._is_wanted(ref, owner):
                     # A terminated run can't give its session back.
                     await lease.release()
                 await lease.wait_ended(PROBE_INTERVAL)
@@ -208,7 +219,7 @@ class TrainerActivities:
 
     @activity.defn
     async def publish(self, order: Publish) -> Published:
-        """Save sampler weights and record who serves the version from now on."""
+        """Save sampler weights, see that they are served, and record who serves the version."""
         lease = self._lease(order.lease)
         return await self._once(
             lease, order.lease, order.version, "publish", 0, lambda: _publish(lease, order)
@@ -239,6 +250,32 @@ class TrainerActivities:
         )
 
     @activity.defn
+    async def load_adapter(self, order: LoadAdapter) -> None:
+        lease = self._lease(order.lease)
+        await self._once(
+            lease,
+            order.lease,
+            0,
+            f"load {order.path}",
+            0,
+            lambda: lease.trainer.load_adapter(order.path),
+        )
+
+    @activity.defn
+    async def promote(self, order: Promote) -> Promoted:
+        """Make a model of the account from a snapshot, for as long as its session lives."""
+        lease = self._lease(order.lease)
+
+        async def promote() -> Promoted:
+            again = order.attempt > 1
+            name = await lease.trainer.promote(order.snapshot, order.model_id, again=again)
+            return Promoted(model=name)
+
+        return await self._once(
+            lease, order.lease, order.version, "promote", order.attempt, promote
+        )
+
+    @activity.defn
     async def replay_step(self, order: ReplayStep) -> None:
         lease = self._lease(order.lease)
         await self._once(lease, order.lease, order.step, "replay", 0, lambda: _replay(lease, order))
@@ -248,7 +285,9 @@ class TrainerActivities:
         for ref, held in list(self._held.items()):
             if held.stopping is None:
                 await held.lease.release()
-            await (held.stopping or self._stop_serving(ref))
+                self._retire(ref)
+            if held.stopping is not None:
+                await held.stopping
         if self._user_loop is not None:
             self._user_loop.close()
 
@@ -319,6 +358,8 @@ class TrainerActivities:
                 self.publish,
                 self.save_checkpoint,
                 self.load_checkpoint,
+                self.load_adapter,
+                self.promote,
                 self.replay_step,
             ],
             max_concurrent_activities=LEASE_SLOTS,
@@ -345,11 +386,20 @@ class TrainerActivities:
             await held.lease.trainer.close()
         del self._held[ref]
 
-    async def _is_wanted(self, ref: LeaseRef) -> bool:
-        """Whether the run goes on; while the server can't be asked it is taken to."""
+    async def _owner(self, ref: LeaseRef) -> "Owner | None":
+        from everburn.run_folder import find_owner
+        from everburn.store import ArtifactStore
+
+        return await asyncio.to_thread(find_owner, ArtifactStore.of(ref.run))
+
+    async def _is_wanted(self, ref: LeaseRef, owner: "Owner | None") -> bool:
+        """Whether the run goes on, in the life that took the lease; while nobody can be asked it is
+        taken to."""
+        from everburn.store import StoreError
+
         try:
-            return await is_open(self._client, ref.run.id)
-        except RPCError as error:
+            return await is_open(self._client, ref.run.id) and await self._owner(ref) == owner
+        except (RPCError, StoreError) as error:
             log.warning("can't look after run %s: %s", ref.run.id, error)
             return True
 
@@ -467,16 +517,25 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
 
 async def _publish(lease: "Lease", order: Publish) -> Published:
     from everburn.publications import Publication, publish
+    from everburn.run_folder import stored_config
     from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.agreement import check_served, recorded_completion
 
     started = time.monotonic()
+    run = order.lease.run
+    store = ArtifactStore.of(run)
+    recorded = asyncio.create_task(
+        asyncio.to_thread(recorded_completion, store, order.version, lease.epoch)
+    )
     snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
+    gap = await check_served(
+        lease.trainer, snapshot, *await recorded, stored_config(run).served_tolerance
+    )
     publication = Publication(
         version=order.version, epoch=lease.epoch, snapshot=snapshot.path, handle=snapshot.handle
     )
-    store = ArtifactStore.of(order.lease.run)
     await when_there_is_space(partial(publish, current=order.current), store, publication)
-    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started)
+    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
 
 
 async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks import tiny_task
 from benchmarks.audit import audit
-from benchmarks.processes import Stack, stack
+from benchmarks.processes import Stack, result_of, stack
 from benchmarks.recoveries import Recovery, recoveries
 from benchmarks.scheduling_efficiency import admission_opens
 from benchmarks.simulation import Trace, rollout_seconds
@@ -50,6 +50,8 @@ from workflows.train_run import TrainRun
 TRACE = Trace(backward=2.4, optimizer=0.6, publication=0.5)
 KINDS = ("rollout", "orchestrator", "trainer", "emulator")
 STEPS_PER_KILL = 10
+PATIENCE = 3600.0
+"""Seconds for a run."""
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
@@ -152,7 +154,7 @@ async def course(steps: int, kills: list[Kill]) -> Course:
                 await admission_opens(handle)
                 began = time.time()
                 killing = asyncio.create_task(_kill(opened, began, kills))
-                await handle.result()
+                await result_of(handle, PATIENCE)
                 await killing
                 await audit(run, opened, executions)
                 ledger = read_ledger(ArtifactStore.of(run))

@@ -15,15 +15,19 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError
 
 from everburn.backends import EMULATOR_URL_ENV
 from workers.ports import HOST, free_port, is_open
 from workers.processes import connect
 from workers.supervisor import everburn_command
 from workers.temporal_server import find_binary, start_command
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
 ROLES = ("orchestrator", "rollout", "trainer")
@@ -195,6 +199,21 @@ class Stack:
         for url in (self.address, self.emulator_url.removeprefix("http://")):
             port = int(url.rpartition(":")[2])
             await _until(lambda: is_open(port), url)  # noqa: B023
+
+
+async def result_of(handle: WorkflowHandle[Any, T], patience: float) -> T:
+    """A workflow's result, through restarts of its server.
+
+    Raises:
+        TimeoutError: not within `patience` seconds.
+        WorkflowFailureError
+    """
+    async with asyncio.timeout(patience):
+        while True:
+            try:
+                return await handle.result()
+            except RPCError:
+                await asyncio.sleep(0.5)
 
 
 @asynccontextmanager

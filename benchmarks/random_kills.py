@@ -23,7 +23,7 @@ from temporalio.client import WorkflowFailureError
 
 from benchmarks import tiny_task
 from benchmarks.audit import AuditError, audit
-from benchmarks.processes import ROLES, Stack, stack
+from benchmarks.processes import ROLES, Stack, result_of, stack
 from everburn.refs import RunRef
 from everburn.verification import VerificationError
 from workflows.queues import ORCHESTRATOR_QUEUE
@@ -33,6 +33,8 @@ KINDS = (*ROLES, "emulator", "temporal")
 ROWS = 24
 KILLS = 4
 """Moments at which something dies, per run, as long as it lasts."""
+FIRST = 6.0
+"""Seconds within which the first comes: less than an undisturbed run takes."""
 MEAN_GAP = 4.0
 """Seconds between those moments."""
 TWO_AT_ONCE = 0.25
@@ -72,7 +74,7 @@ async def disturbed_run(opened: Stack, folder: Path, seed: int) -> Outcome:
     killing = asyncio.create_task(_kill(opened, random.Random(seed), kills))
     problem = None
     try:
-        await asyncio.wait_for(handle.result(), PATIENCE)
+        await result_of(handle, PATIENCE)
         killing.cancel()
         await opened.answers()
         await audit(run, opened, executions)
@@ -87,13 +89,15 @@ async def disturbed_run(opened: Stack, folder: Path, seed: int) -> Outcome:
 
 
 async def _kill(opened: Stack, draw: random.Random, kills: list[str]) -> None:
-    for _ in range(KILLS):
-        await asyncio.sleep(draw.expovariate(1 / MEAN_GAP))
-        victims = draw.sample(KINDS, 2 if draw.random() < TWO_AT_ONCE else 1)
+    gaps = [draw.uniform(0, FIRST), *(draw.expovariate(1 / MEAN_GAP) for _ in range(KILLS - 1))]
+    for gap in gaps:
+        await asyncio.sleep(gap)
+        drawn = draw.sample(KINDS, 2 if draw.random() < TWO_AT_ONCE else 1)
+        victims = [victim for victim in drawn if opened.processes.is_up(victim)]
         for victim in victims:
-            if opened.processes.is_up(victim):
-                opened.processes.kill(victim)
-        kills.append("+".join(victims))
+            opened.processes.kill(victim)
+        if victims:
+            kills.append("+".join(victims))
 
 
 async def measure(runs: int, seed: int) -> tuple[dict[str, object], bool]:

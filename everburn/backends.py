@@ -9,6 +9,7 @@ import socket
 from urllib.parse import urlsplit
 
 from everburn.config import RunConfig
+from everburn.secrets import keep_secret
 
 FIREWORKS_URL = "https://api.fireworks.ai/training/v1/serverless"
 EMULATOR_URL_ENV = "EVERBURN_EMULATOR_URL"
@@ -37,6 +38,11 @@ def training_url(config: RunConfig) -> str:
     if config.backend == "emulator":
         return os.environ.get(EMULATOR_URL_ENV, EMULATOR_DEFAULT_URL).rstrip("/") + EMULATOR_PATH
     return FIREWORKS_URL
+
+
+def control_url(config: RunConfig) -> str:
+    """The base URL of the control plane that belongs to the training API."""
+    return training_url(config).removesuffix(EMULATOR_PATH)
 
 
 def check_reachable(url: str) -> None:
@@ -70,4 +76,5 @@ def api_key(config: RunConfig) -> str:
             f"the environment variable {config.api_key_env} is empty: set it to your Fireworks API "
             "key where the workers run, or put it into a .env file there"
         )
+    keep_secret(key)
     return key

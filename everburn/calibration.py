@@ -154,7 +154,7 @@ async def calibrate(
             rows = min(config.prompt_groups_per_step, task.rows)
             return await _roll_out(runner, rows)
         finally:
-            await runner.close()
+            runner.close()
     finally:
         await trainer.close()
 

@@ -25,6 +25,13 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from everburn.references import (
+    check_adapter,
+    check_checkpoint,
+    check_model_id,
+    is_bare_name,
+)
+
 MAX_COMPLETIONS = 512
 """Of a row: each is an activity of one workflow, and a server allows so many to be pending."""
 MAX_CONFIG_BYTES = 64 * 1024
@@ -122,6 +129,17 @@ class RunConfig(BaseModel):
     lora_rank: _Natural = Field(default=0, description="0 trains all parameters.")
     lora_alpha: _Count = 32
     backend: Literal["emulator", "serverless"] = "serverless"
+    init_from_checkpoint: str | None = Field(
+        default=None,
+        description="Weights and optimizer to start from: another run's checkpoint, or for "
+        "`everburn resume` one of the run's own by name.",
+    )
+    warm_start_from_adapter: str | None = Field(
+        default=None, description="LoRA weights to start from, with a fresh optimizer."
+    )
+    output_model_id: str | None = Field(
+        default=None, description="The id under which the final policy becomes a model."
+    )
     base_url: str | None = Field(
         default=None,
         description="Of the training API; by default Fireworks, or the local emulator's.",
@@ -203,6 +221,12 @@ class RunConfig(BaseModel):
     )
 
     # State
+    publication_tolerance: float | None = Field(
+        default=None,
+        gt=0,
+        description="Mean difference of log-probabilities, in nats, between trainer and sampler "
+        "of one policy; 0.1 by default, and 0.002 on the emulator.",
+    )
     dcp_save_interval: _Natural = Field(
         default=0, description="Steps between checkpoints; 0: no periodic ones."
     )
@@ -210,6 +234,27 @@ class RunConfig(BaseModel):
     store: str = Field(
         default="runs", description="Folder or URL below which the run's own folder is made."
     )
+
+    @field_validator("init_from_checkpoint")
+    @classmethod
+    def _check_checkpoint(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_checkpoint(value)
+        return value
+
+    @field_validator("warm_start_from_adapter")
+    @classmethod
+    def _check_adapter(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_adapter(value)
+        return value
+
+    @field_validator("output_model_id")
+    @classmethod
+    def _check_model_id(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_model_id(value)
+        return value
 
     @property
     def batch_samples(self) -> int:
@@ -220,6 +265,14 @@ class RunConfig(BaseModel):
     def submits_whole_batches(self) -> bool:
         """Whether nothing is submitted before the batch is sealed."""
         return self.collect_full_batch or self.prepare_batch is not None
+
+    @property
+    def served_tolerance(self) -> float:
+        """How far sampler and trainer may be apart: on the emulator both compute in float32, on
+        GPUs they differ in kernels and precision."""
+        if self.publication_tolerance is not None:
+            return self.publication_tolerance
+        return 0.002 if self.backend == "emulator" else 0.1
 
     @property
     def evaluates(self) -> bool:
@@ -278,6 +331,16 @@ class RunConfig(BaseModel):
                 "excludes evaluation_dataset: a function evaluates, or Everburn evaluates "
                 "held-out rows",
             )
+        if self.warm_start_from_adapter is not None and self.init_from_checkpoint is not None:
+            yield (
+                ("warm_start_from_adapter", "init_from_checkpoint"),
+                "excludes init_from_checkpoint: a checkpoint brings its own weights",
+            )
+        if self.warm_start_from_adapter is not None and self.lora_rank == 0:
+            yield (
+                ("lora_rank", "warm_start_from_adapter"),
+                "must be the adapter's rank, above 0, to start from an adapter",
+            )
         if self.backend == "serverless" and self.lora_rank == 0:
             yield (
                 ("lora_rank", "backend"),
@@ -288,6 +351,18 @@ class RunConfig(BaseModel):
                 ("tokenizer_model", "backend"),
                 "backend 'serverless' needs it, for example 'Qwen/Qwen3.8-27B'",
             )
+
+    def origin_problem(self) -> str | None:
+        """Why a new run can't start from what it names, or None: only a run that exists has
+        checkpoints of its own."""
+        name = self.init_from_checkpoint
+        if name is None or not is_bare_name(name):
+            return None
+        return (
+            f"init_from_checkpoint: {name!r} is the name of a checkpoint within a run, and a new "
+            "run has none: give the full path, as it was printed when it was saved, or go on with "
+            f"that run by `everburn resume RUN --set init_from_checkpoint={name}`"
+        )
 
     def warnings(self) -> list[str]:
         """Settings that run, but not as their author probably meant."""
@@ -391,12 +466,12 @@ RECONFIGURABLE = frozenset(
         "grad_clip_norm",
         "max_head_offpolicy_versions",
         "max_concurrency_rollout_sample",
-        "max_incomplete_group_retries",
         "evaluation_interval",
         "dcp_save_interval",
         "on_fatal",
         "require_update",
         "save_final_checkpoint",
+        "output_model_id",
     }
 )
 """What may change while a run goes on: what its workflow decides by, step for step."""

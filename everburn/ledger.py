@@ -30,6 +30,13 @@ class AdamParams(BaseModel):
     normalization: str
 
 
+class Control(Ref):
+    """What a person told the run. at: seconds since the epoch, by the workflow's clock."""
+
+    at: float
+    what: str
+
+
 class PreparedBatch(Ref):
     """What `prepare_batch` made of a step's batch: the file of its advantages, and which groups and
     how many datums (segments) have one other than zero.
@@ -71,6 +78,8 @@ class LedgerEntry(BaseModel):
     checkpoint: str | None = None
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     """Of the configuration, since the previous step."""
+    controls: list[Control] = Field(default_factory=list)
+    """What the run was told since the previous step."""
     seconds: float
     metrics: dict[str, float | int | bool]
 

@@ -37,7 +37,7 @@ from everburn.rollouts import (
     validate_rollout,
 )
 from everburn.run_folder import stored_config
-from everburn.sampling import CompletionScope, Sampler, current_scope
+from everburn.sampling import CompletionScope, Sampler
 from everburn.store import ArtifactStore, when_there_is_space
 from everburn.tokenizers import load_tokenizer, tokenizer_name
 
@@ -165,18 +165,18 @@ class RolloutRunner:
         """The dataset row that a cursor points at."""
         return stored_rows(self.run, ROWS_KEY)[self.order.position(cursor).row_index]
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the sampler's connections."""
-        await self._sampler.close()
+        self._sampler.close()
 
     async def _call(
         self, row: Row, context: dict[str, Any], scope: CompletionScope, timeout: float
     ) -> Finished | None:
-        current_scope.set(scope)
         started = time.monotonic()
         wanted = {name: value for name, value in context.items() if name in self._wanted}
         # A copy: user code may change its row, and the next completion gets the same one.
-        result = await asyncio.wait_for(self._rollout_fn(copy.deepcopy(row), **wanted), timeout)
+        with self._sampler.serving(scope):
+            result = await asyncio.wait_for(self._rollout_fn(copy.deepcopy(row), **wanted), timeout)
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)

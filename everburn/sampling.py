@@ -7,8 +7,8 @@ each call. Doesn't own transport, retries within a call and decoding: that is th
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 RECOVERY_PATIENCE = 30.0
 """Seconds that a call waits for its version to be served again; then its completion is put off."""
 RESOLVE_INTERVAL = 0.5
-MAX_OPEN_SAMPLERS = 8
-"""Policy versions whose connections a worker keeps open; more are rarely in use at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Sample:
     routing: list[str] | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class CompletionScope:
     """The completion that sampling calls belong to, and what they did.
 
@@ -65,6 +63,8 @@ class CompletionScope:
     log: CallLog | None = None
     id: str = ""
     calls: list[Sample] = field(default_factory=list)
+    handles: set[str] = field(default_factory=set)
+    """Of the samplers that its calls have used."""
 
     @property
     def at_token_limit(self) -> bool:
@@ -90,7 +90,10 @@ class Sampler:
         self._store = store
         self._config = config
         self._tokenizer = tokenizer
-        self._open: OrderedDict[str, DeploymentSampler] = OrderedDict()
+        self._open: dict[str, DeploymentSampler] = {}
+        """By handle: one per snapshot, for as long as a completion uses it."""
+        self._newest: Publication | None = None
+        self._scopes: list[CompletionScope] = []
         limit = config.sampler_max_concurrency
         self._slots = None if limit is None else asyncio.Semaphore(limit)
 
@@ -129,11 +132,30 @@ class Sampler:
         scope.calls.append(sample)
         return sample
 
-    async def close(self) -> None:
+    @contextmanager
+    def serving(self, scope: CompletionScope) -> Iterator[None]:
+        """Calls within the block belong to the completion. At its end the samplers that no other
+        completion uses are closed, except the newest policy's: rows that come will use that."""
+        current_scope.set(scope)
+        self._scopes.append(scope)
+        try:
+            yield
+        finally:
+            self._scopes.remove(scope)
+            self._release()
+
+    def close(self) -> None:
         """Close all connections."""
         while self._open:
             _, sampler = self._open.popitem()
             sampler.close()
+
+    def _release(self) -> None:
+        used = {handle for scope in self._scopes for handle in scope.handles}
+        if self._newest is not None:
+            used.add(self._newest.handle)
+        for handle in self._open.keys() - used:
+            self._open.pop(handle).close()
 
     async def _logged(
         self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
@@ -206,7 +228,7 @@ class Sampler:
         settings: dict[str, Any],
     ) -> Sample:
         try:
-            (completion,) = await self._sampler(publication).sample_with_prompt_tokens(
+            (completion,) = await self._sampler(publication, scope).sample_with_prompt_tokens(
                 prompt, hotload_max_retries=0, **settings
             )
         except Exception as error:
@@ -229,9 +251,13 @@ class Sampler:
             version=publication.version,
         )
 
-    def _sampler(self, publication: Publication) -> "DeploymentSampler":
+    def _sampler(self, publication: Publication, scope: CompletionScope) -> "DeploymentSampler":
         from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController
 
+        scope.handles.add(publication.handle)
+        newest = self._newest
+        if newest is None or _age(publication) > _age(newest):
+            self._newest = publication
         sampler = self._open.get(publication.handle)
         if sampler is None:
             client = FiretitanSamplingClient.from_sampler_handle(
@@ -242,11 +268,11 @@ class Sampler:
                 # The SDK's adaptive window protects a shared service; the emulator batches.
                 sampler.concurrency_controller = FixedConcurrencyController(256)
             self._open[publication.handle] = sampler
-            if len(self._open) > MAX_OPEN_SAMPLERS:
-                self._open.popitem(last=False)
-        else:
-            self._open.move_to_end(publication.handle)
         return sampler
+
+
+def _age(publication: Publication) -> tuple[int, int]:
+    return publication.epoch, publication.version
 
 
 def _server_words(error: Exception) -> str:

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from everburn import metrics
 from everburn.learning.group import GroupManifest, load_group
-from everburn.ledger import AdamParams, LedgerEntry, PreparedBatch, commit
+from everburn.ledger import AdamParams, Control, LedgerEntry, PreparedBatch, commit
 from everburn.refs import GroupKey, RewardSum, RunRef, decode_groups, group_key, submission_key
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
@@ -41,6 +41,7 @@ class StepOutcome:
     snapshot: str
     checkpoint: str | None
     changes: dict[str, JsonValue]
+    controls: list[Control]
     seconds: float
     metrics: dict[str, float | int]
 
@@ -76,6 +77,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             snapshot=outcome.snapshot,
             checkpoint=outcome.checkpoint,
             changes=outcome.changes,
+            controls=outcome.controls,
             seconds=outcome.seconds,
             metrics=outcome.metrics | batch_metrics(outcome, batch),
         ),

@@ -128,5 +128,5 @@ def _check_files(store: ArtifactStore, entry: LedgerEntry) -> None:
 
 
 def _rejected(store: ArtifactStore, trained: set[int]) -> set[int]:
-    rejected = (group.key.cursor for group in all_groups(store) if group.fate != "accepted")
+    rejected = (group.key.cursor for group in all_groups(store) if group.rejected)
     return set(rejected) - trained

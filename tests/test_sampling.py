@@ -12,7 +12,7 @@ from everburn.call_log import CallLog
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.base_model import TINY
 from everburn.failures import SnapshotGoneError, classify
-from everburn.publications import Publication, publish
+from everburn.publications import Publication, find_publication, publish
 from everburn.rollouts import PromptTooLongError
 from everburn.sampling import (
     CompletionScope,
@@ -172,3 +172,34 @@ async def test_a_retry_gets_its_finished_calls_back(policies: Policies) -> None:
     assert await sample(sampler, retry) == one
     assert await sample(sampler, retry, [*PROMPT, *one.tokens]) == two
     assert retry.log is not None and retry.log.reused == 2
+
+
+async def test_a_snapshots_sampler_is_kept_while_a_completion_uses_it_and_released_after(
+    policies: Policies,
+) -> None:
+    """Samplers of old versions must not pile up, and none may go under a row that still runs."""
+    sampler = policies.sampler()
+    closed: list[int] = []
+
+    def opened(version: int) -> None:
+        """Note when the sampler of a version is closed."""
+        record = find_publication(policies.store, version)
+        assert record is not None
+        deployment = sampler._open[record.handle]
+        close = deployment.close
+        deployment.close = lambda: (closed.append(version), close())[1]
+
+    straggler = CompletionScope("row 0", version=0)
+    with sampler.serving(straggler):
+        for version in range(4):
+            await policies.publish(version)
+            with sampler.serving(CompletionScope(f"row {version + 1}", version)):
+                await sampler.sample(PROMPT)
+                opened(version)
+            if version == 0:
+                with sampler.serving(straggler):
+                    await sampler.sample(PROMPT)
+        assert closed == [1, 2]  # 0 is used by the straggler, 3 is the newest
+    assert closed == [1, 2, 0]
+    sampler.close()
+    assert closed == [1, 2, 0, 3]

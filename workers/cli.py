@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from everburn.secrets import redacted
 from workers import hud_cli
-from workers.errors import UserError
+from workers.errors import BadInputError, UserError
 from workers.exits import exit_code, leave
 from workers.packages import intruders
 from workers.terminal import console, say, stay_with
@@ -81,6 +82,9 @@ def run(
     port: TemporalPort = None,
     ui_port: UiPort = None,
     emulator_port: EmulatorPort = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the run would do, and do none of it.")
+    ] = False,
 ) -> None:
     """Train: start what isn't running, start the run, and stay until it has ended.
 
@@ -96,6 +100,14 @@ def run(
 
     here = Path.cwd()
     file = load_run_file(config, assignments or [], here)
+    if dry_run:
+        from workers.dry_run import describe_run
+        from workers.worker import let_import_from
+
+        let_import_from(here)
+        for line in describe_run(file, run_id):
+            say(line)
+        return
     if address is not None:
         server = Server(address, namespace)
         raise typer.Exit(stay_with(Launch(file, run_id, server)))
@@ -129,8 +141,8 @@ def resume(
     from workers.stack import Stack
 
     here = Path.cwd()
-    found, file = ended_run(run, assignments or [], here)
-    state = rebuilt_state(found, file.config, time.time())
+    found, file, checkpoint = ended_run(run, assignments or [], here)
+    state = rebuilt_state(found, file.config, time.time(), checkpoint)
     if address is not None:
         server = Server(address, namespace)
         raise typer.Exit(stay_with(Launch(file, found.id, server, state=state, goes_on=True)))
@@ -295,11 +307,20 @@ def worker(
     address: Address = None,
     namespace: Namespace = "default",
     slots: Annotated[int, typer.Option(min=1, help="Rollouts at once, of a rollout worker.")] = 512,
+    build: Annotated[
+        str | None,
+        typer.Option(
+            "--build-id",
+            envvar="EVERBURN_BUILD_ID",
+            metavar="ID",
+            help="Of these workers' code, so that runs can outlive it: see docs/operations.md.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a Temporal server until SIGTERM: workflows, user code, or trainer sessions."""
     from workers.worker import serve
 
-    serve(role, address, namespace, slots, Path.cwd())
+    serve(role, address, namespace, slots, Path.cwd(), build or None)
 
 
 @app.command()
@@ -326,11 +347,19 @@ def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]")] = None,
     address: Address = None,
     namespace: Namespace = "default",
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Ask the service for key, account and model, without spending."
+        ),
+    ] = False,
 ) -> None:
     """Say what is missing here and how to get it, for CONFIG if one is given."""
     from workers.doctor import examine
 
-    raise typer.Exit(examine(Path.cwd(), config, address, namespace, console))
+    if live and config is None:
+        raise BadInputError("--live asks for what a run needs: name its CONFIG")
+    raise typer.Exit(examine(Path.cwd(), config, address, namespace, console, live=live))
 
 
 def main() -> None:
@@ -361,7 +390,7 @@ def run_command() -> None:
 
 
 def complain(text: str) -> None:
-    complaints.print(f"error: {text}", highlight=False, markup=False, soft_wrap=True)
+    complaints.print(redacted(f"error: {text}"), highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,18 @@ class Finding:
 
 
 def examine(
-    folder: Path, config: Path | None, address: str | None, namespace: str, console: Console
+    folder: Path,
+    config: Path | None,
+    address: str | None,
+    namespace: str,
+    console: Console,
+    *,
+    live: bool = False,
 ) -> int:
-    """Print all findings; 1 if something is missing, else 0."""
+    """Print all findings, with `live` those of the service too; 1 if something is missing, else
+    0."""
     missing = False
-    for finding in findings(folder, config, address, namespace):
+    for finding in findings(folder, config, address, namespace, live=live):
         missing = missing or finding.verdict == "missing"
         console.print(
             f"{finding.verdict:8}{finding.subject}: {finding.text}",
@@ -60,7 +67,12 @@ def examine(
 
 
 def findings(
-    folder: Path, config: Path | None, address: str | None, namespace: str
+    folder: Path,
+    config: Path | None,
+    address: str | None,
+    namespace: str,
+    *,
+    live: bool = False,
 ) -> Iterator[Finding]:
     yield check_python()
     yield from check_packages()
@@ -73,7 +85,7 @@ def findings(
     if address is not None:
         yield asyncio.run(check_server(Server(address, namespace)))
     if config is not None:
-        yield from check_run(config, folder)
+        yield from check_run(config, folder, live=live)
 
 
 def check_python() -> Finding:
@@ -151,7 +163,7 @@ async def check_server(server: Server) -> Finding:
     return Finding("ok", "Temporal server", f"{server.address}, namespace {server.namespace}")
 
 
-def check_run(path: Path, folder: Path) -> Iterator[Finding]:
+def check_run(path: Path, folder: Path, *, live: bool = False) -> Iterator[Finding]:
     try:
         dotenv.load(folder)
         file = load_run_file(path, [], folder)
@@ -162,6 +174,10 @@ def check_run(path: Path, folder: Path) -> Iterator[Finding]:
     yield from (Finding("note", "configuration", text) for text in file.config.warnings())
     yield from _check_datasets(file)
     yield _check_key(file.config)
+    if live:
+        from workers.live_checks import live_answers
+
+        yield from (Finding(*answer) for answer in live_answers(file.config))
 
 
 def _check_datasets(file: RunFile) -> Iterator[Finding]:

@@ -167,6 +167,7 @@ class Watch:
 
     def __init__(self, client: "Client", handle: "Handle", progress: Progress, news: News) -> None:
         self.status: Status | None = None
+        self._told: set[str] = set()
         self._client = client
         self._handle = handle
         self._progress = progress
@@ -258,6 +259,13 @@ class Watch:
             self.status = await self._handle.query(TrainRun.status, rpc_timeout=QUERY_TIMEOUT)
         except (RPCError, WorkflowQueryFailedError):
             return  # no worker at the moment, or nothing to tell yet: the last status stands
+        for saved in self.status.saved:
+            if saved not in self._told:
+                self._told.add(saved)
+                self._progress.say(f"checkpoint of {saved}")
+        if self.status.error is not None and self.status.error not in self._told:
+            self._told.add(self.status.error)
+            self._progress.say(f"error: {self.status.error}")
         self._progress.show(self.status)
 
 
@@ -301,6 +309,8 @@ def _tell_result(console: Console, run: RunRef, result: RunResult) -> None:
         _say(console, f"recovered: {result.recovered.text}")
     if result.checkpoint is not None:
         _say(console, f"checkpoint: {result.checkpoint}")
+    if result.model is not None:
+        _say(console, f"model: {result.model}")
 
 
 def _shown(run: RunRef) -> str:

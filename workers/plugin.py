@@ -13,6 +13,7 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from activities.failure_types import RedactingFailureConverter
 from activities.heartbeats import HeartbeatInterceptor
 
 PASSED_THROUGH = (
@@ -40,7 +41,9 @@ def everburn_plugin() -> SimplePlugin:
     """For Client.connect(plugins=[...]), whose workers inherit it, and for Replayer."""
     return SimplePlugin(
         "everburn",
-        data_converter=pydantic_data_converter,
+        data_converter=dataclasses.replace(
+            pydantic_data_converter, failure_converter_class=RedactingFailureConverter
+        ),
         interceptors=[HeartbeatInterceptor()],
         workflow_runner=_runner,
         # A message that doesn't fit its model must fail the run, not be retried for ever.

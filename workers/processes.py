@@ -6,19 +6,22 @@ the run to the next worker. Doesn't own the command line (cli.py) or the local s
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Literal
 
 from temporalio.client import Client
-from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
 
 from activities.heartbeats import THROTTLE
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
 from activities.rollouts import RolloutActivities
-from activities.trainer import TrainerActivities, preload
+from activities.rollouts import preload as preload_rollouts
+from activities.trainer import TrainerActivities
+from activities.trainer import preload as preload_trainer
 from workers.plugin import everburn_plugin
 from workflows.evaluation import Evaluation
 from workflows.prompt_group import PromptGroup
@@ -28,6 +31,8 @@ from workflows.trainer_lease import TrainerLease
 
 Role = Literal["orchestrator", "rollout", "trainer"]
 
+DEPLOYMENT = "everburn"
+"""The name under which a server knows the builds of these workers."""
 WORKFLOWS = [TrainRun, PromptGroup, TrainerLease, Evaluation]
 GRACE = timedelta(seconds=10)
 STICKY_TIMEOUT = timedelta(seconds=2)
@@ -40,7 +45,19 @@ async def connect(address: str, namespace: str) -> Client:
     return await Client.connect(address, namespace=namespace, plugins=[everburn_plugin()])
 
 
-def orchestrator(client: Client) -> Worker:
+def deployment(build: str | None) -> WorkerDeploymentConfig | None:
+    """How workers of a build are told from those of another; None leaves a worker unversioned.
+
+    Each workflow says by itself which build runs it (workflows/): most stay with the one they began
+    on, and a run changes over between two steps.
+    """
+    if build is None:
+        return None
+    version = WorkerDeploymentVersion(deployment_name=DEPLOYMENT, build_id=build)
+    return WorkerDeploymentConfig(version=version, use_worker_versioning=True)
+
+
+def orchestrator(client: Client, build: str | None = None) -> Worker:
     """Workflows, and the light activities on the run's records."""
     records = RecordActivities(client)
     reconciliation = ReconciliationActivities(client)
@@ -54,6 +71,7 @@ def orchestrator(client: Client) -> Worker:
             records.record_producer,
             records.record_evaluation,
             records.carry_publication,
+            records.skip_group,
             records.finish_run,
             reconciliation.reconcile,
             reconciliation.run_is_open,
@@ -61,10 +79,13 @@ def orchestrator(client: Client) -> Worker:
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         max_heartbeat_throttle_interval=THROTTLE,
         graceful_shutdown_timeout=GRACE,
+        deployment_config=deployment(build),
     )
 
 
-def rollout_worker(client: Client, activities: RolloutActivities, slots: int) -> Worker:
+def rollout_worker(
+    client: Client, activities: RolloutActivities, slots: int, build: str | None = None
+) -> Worker:
     """Everything that runs user code."""
     return Worker(
         client,
@@ -80,10 +101,13 @@ def rollout_worker(client: Client, activities: RolloutActivities, slots: int) ->
         max_concurrent_activities=slots,
         max_heartbeat_throttle_interval=THROTTLE,
         graceful_shutdown_timeout=GRACE,
+        deployment_config=deployment(build),
     )
 
 
-def trainer_worker(client: Client, activities: TrainerActivities) -> Worker:
+def trainer_worker(
+    client: Client, activities: TrainerActivities, build: str | None = None
+) -> Worker:
     """Leases are acquired here; each is then served on a queue of its own."""
     return Worker(
         client,
@@ -93,35 +117,50 @@ def trainer_worker(client: Client, activities: TrainerActivities) -> Worker:
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
         max_heartbeat_throttle_interval=THROTTLE,
         graceful_shutdown_timeout=GRACE,
+        deployment_config=deployment(build),
     )
 
 
 @asynccontextmanager
-async def serving(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> AsyncIterator[Worker]:
+async def serving(
+    role: Role, client: Client, slots: int = ROLLOUT_SLOTS, build: str | None = None
+) -> AsyncIterator[Worker]:
     """A worker of a role, and what it must close afterwards."""
     match role:
         case "orchestrator":
-            yield orchestrator(client)
+            yield orchestrator(client, build)
         case "rollout":
             rollouts = RolloutActivities()
             try:
-                yield rollout_worker(client, rollouts, slots)
+                async with _preloading(preload_rollouts):
+                    yield rollout_worker(client, rollouts, slots, build)
             finally:
                 rollouts.close()
         case "trainer":
             trainer = TrainerActivities(client)
-            # Seconds, which a recovery would wait for otherwise.
-            preloading = asyncio.create_task(asyncio.to_thread(preload))
             try:
-                yield trainer_worker(client, trainer)
+                async with _preloading(preload_trainer):
+                    yield trainer_worker(client, trainer, build)
             finally:
-                await preloading
                 await trainer.close()
 
 
-async def run_worker(role: Role, client: Client, slots: int = ROLLOUT_SLOTS) -> None:
+@asynccontextmanager
+async def _preloading(preload: Callable[[], None]) -> AsyncIterator[None]:
+    """Import beside what the block does: it takes seconds, which the first task, and with it a
+    recovery, would wait for otherwise."""
+    task = asyncio.create_task(asyncio.to_thread(preload))
+    try:
+        yield
+    finally:
+        await task
+
+
+async def run_worker(
+    role: Role, client: Client, slots: int = ROLLOUT_SLOTS, build: str | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT."""
-    async with serving(role, client, slots) as worker, worker:
+    async with serving(role, client, slots, build) as worker, worker:
         await until_stopped()
 
 

@@ -28,8 +28,11 @@ NUMBERS_PER_LIFE = 1000
 used, and perhaps left no trace of, is never used again."""
 
 
-def ended_run(name: str, assignments: list[str], folder: Path) -> tuple[RunRef, RunFile]:
-    """A run of this folder, and its configuration with what may change.
+def ended_run(
+    name: str, assignments: list[str], folder: Path
+) -> tuple[RunRef, RunFile, str | None]:
+    """A run of this folder, its configuration with what may change, and the name of the
+    checkpoint to begin with, where `init_from_checkpoint` is assigned.
 
     Raises:
         BadInputError: there is no such run, or an assignment changes what can't change.
@@ -38,11 +41,13 @@ def ended_run(name: str, assignments: list[str], folder: Path) -> tuple[RunRef, 
     changes: dict[str, object] = {}
     for assignment in assignments:
         assign(changes, assignment)
+    checkpoint = changes.pop("init_from_checkpoint", None)
     try:
         config = reconfigured(config, changes) if changes else config
     except ConfigError as error:
         raise BadInputError(str(error)) from None
-    return run, RunFile(run.id, config.model_dump(mode="json"), config)
+    wanted = None if checkpoint is None else str(checkpoint)
+    return run, RunFile(run.id, config.model_dump(mode="json"), config), wanted
 
 
 def known_run(name: str, folder: Path) -> tuple[RunRef, RunConfig]:
@@ -61,11 +66,15 @@ def _config_of(run: RunRef) -> RunConfig:
     return stored_config(run).model_copy(update={"store": run.store})
 
 
-def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
-    """The state from which a run goes on.
+def rebuilt_state(
+    run: RunRef, config: RunConfig, now: float, checkpoint: str | None = None
+) -> RunState:
+    """The state from which a run goes on: after its last committed step.
+
+    checkpoint: the name or path of the one to load first; the ledger's steps since are replayed.
 
     Raises:
-        BadInputError: the run saved no state that it could go on from.
+        BadInputError: the run saved no state that it could go on from, or not that one.
     """
     store = ArtifactStore.of(run)
     ledger = read_ledger(store)
@@ -80,9 +89,11 @@ def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
     state.step = len(ledger)
     state.admission.version = len(ledger)
     state.checkpoints = [
-        CheckpointAt(step=checkpoint.step, path=checkpoint.path)
-        for checkpoint in eligible_checkpoints(store, ledger)
+        CheckpointAt(step=found.step, path=found.path)
+        for found in eligible_checkpoints(store, ledger)
     ]
+    if checkpoint is not None:
+        state.checkpoints = _until(state.checkpoints, checkpoint, run)
     state.checkpoint = state.checkpoints[-1].path
     state.cursor.total = len(stored_rows(run, ROWS_KEY)) * config.epochs
     _restore_rows(state, config, store, ledger)
@@ -91,6 +102,22 @@ def rebuilt_state(run: RunRef, config: RunConfig, now: float) -> RunState:
     state.epoch = max(last_epoch, state.life * NUMBERS_PER_LIFE, *(entry.epoch for entry in ledger))
     state.producer_index = sum(r.stream == metrics.PRODUCER_STREAM for r in metrics.read(store))
     return state
+
+
+def _until(checkpoints: list[CheckpointAt], wanted: str, run: RunRef) -> list[CheckpointAt]:
+    """The checkpoints up to the wanted one, which is loaded first.
+
+    Raises:
+        BadInputError: the run has no such checkpoint.
+    """
+    for count, checkpoint in enumerate(checkpoints, start=1):
+        if wanted in (checkpoint.path, checkpoint.path.rpartition("/")[2]):
+            return checkpoints[:count]
+    names = ", ".join(checkpoint.path.rpartition("/")[2] for checkpoint in checkpoints)
+    raise BadInputError(
+        f"run {run.id} has no checkpoint {wanted!r}: it has {names}. Another run's state is "
+        "where a new run starts: give its full path as init_from_checkpoint in the new run's file"
+    )
 
 
 def _restore_rows(
@@ -105,7 +132,7 @@ def _restore_rows(
     for row in range(cursor.next):
         manifests = groups.get(row, [])
         accepted = [group for group in manifests if group.fate == "accepted"]
-        if row in trained or _is_rejected(manifests, config):
+        if row in trained or any(group.rejected for group in manifests):
             cursor.resolve(row)
         elif accepted:
             state.queue.accept(_queued(accepted[0]))
@@ -121,12 +148,6 @@ def _groups_by_row(store: ArtifactStore) -> dict[int, list[GroupManifest]]:
     for group in all_groups(store):
         found.setdefault(group.key.cursor, []).append(group)
     return found
-
-
-def _is_rejected(manifests: list[GroupManifest], config: RunConfig) -> bool:
-    fates = [group.fate for group in manifests]
-    incomplete = fates.count("incomplete")
-    return "filtered" in fates or incomplete > config.max_incomplete_group_retries
 
 
 def _queued(group: GroupManifest) -> QueuedGroup:

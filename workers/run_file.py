@@ -48,6 +48,8 @@ def load_run_file(path: Path, assignments: list[str], folder: Path) -> RunFile:
         config = parse_config(values)
     except ConfigError as error:
         raise BadInputError(f"{path}: {error}") from None
+    if (problem := config.origin_problem()) is not None:
+        raise BadInputError(f"{path}: {problem}")
     values["store"] = _absolute(config.store, folder)
     return RunFile(_name(path), values, parse_config(values))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everburn.backends import EMULATOR_URL_ENV
+from everburn.secrets import keep_environment_secret, redact_logs
 from workers import dotenv
 from workers.server import Server
 from workers.stack_folder import StackFolder
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:7233"
 
 
-def serve(role: "Role", address: str | None, namespace: str, slots: int, folder: Path) -> None:
+def serve(
+    role: "Role",
+    address: str | None,
+    namespace: str,
+    slots: int,
+    folder: Path,
+    build: str | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT: the server at `address`, else of the folder's stack, else
-    the usual one.
+    the usual one. build: of a versioned deployment of workers.
 
     Raises:
         UserError: no Temporal server there.
@@ -35,20 +43,22 @@ def serve(role: "Role", address: str | None, namespace: str, slots: int, folder:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     dotenv.load(folder)
+    keep_environment_secret()
+    redact_logs()
     stack = StackFolder(folder).find()
     if stack is not None:
         os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
     if role != "orchestrator":
-        _let_import_from(folder)
+        let_import_from(folder)
     found = address or (stack.temporal if stack is not None else DEFAULT_ADDRESS)
 
     async def connect_and_serve() -> None:
-        await run_worker(role, await Server(found, namespace).connect(), slots)
+        await run_worker(role, await Server(found, namespace).connect(), slots, build)
 
     asyncio.run(connect_and_serve())
 
 
-def _let_import_from(folder: Path) -> None:
+def let_import_from(folder: Path) -> None:
     """User modules are found in the current folder, as by `python script.py` there.
 
     Not in an orchestrator: it runs no user code, and its sandbox would find a `workflows` folder of

@@ -24,6 +24,8 @@ def describe(status: Status) -> str:
         lines.append(f"| checkpoint | `{status.checkpoint}` |")
     if status.recovered is not None:
         lines.append(f"| recovered | {status.recovered.text} |")
+    if status.model is not None:
+        lines.append(f"| model | `{status.model}` |")
     for version, metrics in sorted(status.evaluations.items()):
         if "eval/reward" in metrics:
             lines.append(f"| evaluation of v{version} | reward {metrics['eval/reward']:.3f} |")

@@ -28,6 +28,8 @@ class GroupOrder(Message):
     rollout_timeout: float
     report_releases: bool
     fail_on_failure: bool
+    last: bool
+    """Whether no attempt follows this one."""
 
 
 GroupFate = Literal["accepted", "filtered", "incomplete", "fatal", "cancelled"]
@@ -98,7 +100,7 @@ class StopRequest(Message):
 
 
 class Recovered(Message):
-    """What a run has lost and got back so far."""
+    """What a run has lost and got back, since its start or resumption."""
 
     leases: int
     """Trainer sessions used."""
@@ -150,6 +152,9 @@ class Status(Message):
     recovered: Recovered | None = None
     """None while nothing was lost."""
     checkpoint: str | None
+    saved: list[str]
+    """The last checkpoints: `step 4: <full path>`."""
+    model: str | None
     error: str | None
     folder: str
     origin: str | None
@@ -170,5 +175,7 @@ class RunResult(Message):
     seconds: float
     """From its start, or from where it was resumed."""
     checkpoint: str | None
+    model: str | None = None
+    """What the final policy was promoted to, where output_model_id asks for it."""
     evaluations: dict[int, dict[str, float]]
     recovered: Recovered | None = None

@@ -39,6 +39,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
 SAVE_ATTEMPTS = 2
+"""A service that can't save twice in a row won't the third time; the next interval tries again."""
 
 
 @dataclass
@@ -298,6 +299,7 @@ class OptimizerStep:
                 return None
             metrics["checkpoint/wall_time"] = saved.seconds
             return saved.path
+        metrics["checkpoint/failed"] = True
         return None
 
     async def _commit(
@@ -323,6 +325,7 @@ class OptimizerStep:
                 snapshot=state.snapshot,
                 checkpoint=checkpoint,
                 changes=state.changes,
+                controls=state.controls,
                 seconds=metrics["perf/step_time"],
                 metrics=metrics,
                 rejected=state.rejected,
@@ -335,6 +338,7 @@ class OptimizerStep:
             state.again.pop(group.c, None)
         state.rejected = RewardSum()
         state.changes.clear()
+        state.controls.clear()
         state.step += 1
         state.losses = 0
         state.progressed(workflow.time())
@@ -367,6 +371,8 @@ class OptimizerStep:
             values["perf/train_wait_time"] = end - start - train_time
             if end > start:
                 values["perf/wait_time_ratio"] = 1 - train_time / (end - start)
+        if published.gap is not None:
+            values["train/publication_gap"] = published.gap
         tokens = sum(result.tokens for result in submitted)
         if tokens:
             values |= {
@@ -406,7 +412,7 @@ async def save_checkpoint(
         SaveCheckpoint(lease=trainer.ref, step=step, version=state.admission.version, name=name),
         f"step {step} · checkpoint {name}",
     )
-    state.checkpoint = saved.path
+    state.note_saved(step, saved.path)
     return saved
 
 

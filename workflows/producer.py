@@ -131,9 +131,9 @@ class Producer:
     async def settle_fatal(self) -> bool:
         """Between batches, or before the open one is sealed: act on a fatal error.
 
-        With `on_fatal = "fail"` it ends the run; with "hold" the run waits, keeping what it has,
-        until a person resumes it, skips the row or stops it. Returns whether it was stopped, with
-        what was wrong still being so.
+        With `on_fatal = "fail"` it ends the run; with "hold", or where nothing is wrong with the
+        run itself, the run waits, keeping what it has, until a person resumes it, skips the row or
+        stops it. Returns whether it was stopped, with what was wrong still being so.
 
         Raises:
             ApplicationError
@@ -141,7 +141,7 @@ class Producer:
         state = self._state
         if state.fatal is None:
             return False
-        if self._config.on_fatal == "fail":
+        if self._config.on_fatal == "fail" and not state.fatal.holds:
             raise ApplicationError(
                 state.fatal.error, type=state.fatal.error_type, non_retryable=True
             )
@@ -168,13 +168,15 @@ class Producer:
         self._state.admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
 
-    def skip_row(self) -> None:
-        """Reject the row that failed, and go on."""
+    def skip_row(self) -> GroupKey | None:
+        """Reject the row that failed, if a row was the cause, and go on."""
         fatal = self._state.fatal
-        if fatal is not None and fatal.group is not None:
-            self._state.cursor.withdraw(fatal.group.cursor)
-            self._resolve_rejected(fatal.group.cursor)
+        group = None if fatal is None else fatal.group
+        if group is not None:
+            self._state.cursor.withdraw(group.cursor)
+            self._resolve_rejected(group.cursor)
         self.resume()
+        return group
 
     def cancel_all(self) -> None:
         """Ask all groups in flight to end; each reports."""
@@ -234,6 +236,8 @@ class Producer:
 
     async def _start_group(self, key: GroupKey, version: int) -> None:
         config, run = self._config, self._state.run
+        history = self._state.again.get(key.cursor)
+        incomplete = 0 if history is None else history.incomplete
         lifetime = timedelta(seconds=config.rollout_timeout) + OVERTIME
         try:
             child = await workflow.start_child_workflow(
@@ -246,6 +250,7 @@ class Producer:
                     rollout_timeout=config.rollout_timeout,
                     report_releases=config.max_concurrency_rollout_sample is not None,
                     fail_on_failure=config.on_any_rollout_failure == "fail",
+                    last=incomplete >= config.max_incomplete_group_retries,
                 ),
                 id=group_workflow_id(run.id, key),
                 parent_close_policy=ParentClosePolicy.ABANDON,
@@ -259,7 +264,7 @@ class Producer:
             return
         finally:
             self._unborn.discard(key.cursor)
-        self._state.progress_at = workflow.time()
+        self._state.progressed(workflow.time())
         child.add_done_callback(lambda task: self._on_child_closed(key, task))
 
     def _attributes(self, key: GroupKey, version: int) -> TypedSearchAttributes | None:

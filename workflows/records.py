@@ -21,8 +21,10 @@ with workflow.unsafe.imports_passed_through():
         RecordEvaluation,
         RecordProducer,
         RunCreated,
+        SkipGroup,
     )
     from activities.records import RecordActivities
+    from everburn.refs import GroupKey
     from everburn.run_folder import Owner
     from workflows.queues import ORCHESTRATOR_QUEUE
     from workflows.state import RunState
@@ -60,6 +62,13 @@ class Recorder:
             RecordActivities.commit_step, order, f"step {order.step} · commit to the ledger"
         )
         return committed
+
+    async def skip_group(self, group: GroupKey, version: int) -> None:
+        await self._execute(
+            RecordActivities.skip_group,
+            SkipGroup(run=self._state.run, group=group, version=version),
+            f"row {group.text} is skipped",
+        )
 
     async def carry_publication(self, version: int) -> None:
         await self._execute(

@@ -12,6 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import LEASE_CLOSED, QUOTA, REJECTED
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
     from everburn.refs import encode_groups
@@ -21,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 
 MAX_LOSSES = 3
 """Losses at one step, after which the step itself is suspected: a datum may be the killer."""
-BACKOFF = (1, 2, 5, 10, 30)
+BACKOFF = (1, 1, 2, 3, 5, 10, 30)
 """Seconds between attempts to get a session."""
 
 _Outcome = Literal["restored", "suspected", "unwanted"]
@@ -63,7 +64,7 @@ class Recovery:
         state = self._state
         attempts = 0
         await self._trainer.abandon(loss)
-        while not self._suspicious(loss):
+        while not (self._suspicious(loss) or await self.is_closed(loss)):
             state.phase = f"recovering from a lost lease ({loss})"
             try:
                 await self._restore()
@@ -75,7 +76,7 @@ class Recovery:
                 if state.grant is None:
                     # No session was to be had: that says nothing about the step.
                     state.waiting_for = f"a trainer session: {error}"
-                    await self._pause(BACKOFF[min(attempts, len(BACKOFF) - 1)])
+                    await self._pause(backoff(attempts))
                     attempts += 1
                 else:
                     state.losses += 1
@@ -102,6 +103,17 @@ class Recovery:
             error_type="StepKillsTrainer",
         )
         state.losses = 0
+        return True
+
+    async def is_closed(self, loss: LeaseLostError) -> bool:
+        """Whether no other lease is to be had before a person has mended the cause; then it is the
+        run's fatal error. After a resume another lease is tried."""
+        if loss.kind not in {*LEASE_CLOSED, REJECTED}:
+            return False
+        await self._trainer.abandon(loss)
+        self._state.fatal = self._state.fatal or Fatal(
+            error=str(loss), error_type=loss.kind, holds=loss.kind == QUOTA
+        )
         return True
 
     async def _restore(self) -> None:
@@ -153,6 +165,11 @@ class Recovery:
             f"publish policy v{version} again",
         )
         return published
+
+
+def backoff(attempts: int) -> int:
+    """Seconds before the next attempt to get a session, after so many."""
+    return BACKOFF[min(attempts, len(BACKOFF) - 1)]
 
 
 def remember(state: RunState, checkpoint: CheckpointAt) -> None:

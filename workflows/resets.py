@@ -20,18 +20,22 @@ class ResetGuard:
     """Ends the workflow's main task as soon as its execution turns out to be a reset one.
 
     Made in the workflow's `__init__`. Temporal gives each reset execution a new random seed, at the
-    very point where the old history ends; nothing else does.
+    very point where the old history ends; nothing else does. One that was reset to its first task
+    has no old history, and another run id than its first event has.
     """
 
     def __init__(self, stop: Callable[[], None] = lambda: None) -> None:
         self._stop = stop
         self._main: asyncio.Task[Any] | None = None
-        self.was_reset = False
+        info = workflow.info()
+        renamed = info.run_id != info.original_execution_run_id
+        self.was_reset = renamed and not workflow.unsafe.is_replaying()
         workflow.register_random_seed_callback(self._on_new_seed)
 
     def watch(self) -> None:
-        """Called by the main task, at its beginning."""
+        """Called by the main task, at its beginning. Raises if it must not begin."""
         self._main = asyncio.current_task()
+        self.check()
 
     def check(self) -> None:
         """Raise if the execution is a reset one."""

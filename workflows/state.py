@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from activities.messages import LeaseGrant, ProducerSample
 from everburn.config import RunConfig
+from everburn.ledger import Control
 from everburn.refs import GroupKey, RewardSum, RunRef
 from everburn.run_folder import Origin
 from everburn.scheduling.admission import Admission
@@ -20,6 +21,9 @@ from workflows.messages import LeaseEnded, Recovered
 STATE_SCHEMA = 1
 MAX_NOTES = 10
 MAX_NOTE = 300
+MAX_CONTROLS = 10
+"""That the next commit brings to the ledger, the last ones."""
+MAX_SAVES = 10
 
 
 class GroupOut(BaseModel):
@@ -66,6 +70,8 @@ class Fatal(BaseModel):
     error: str
     error_type: str
     group: GroupKey | None = None
+    holds: bool = False
+    """Whether it holds the run whatever on_fatal says: nothing is wrong with the run itself."""
 
 
 class RunState(BaseModel):
@@ -114,12 +120,18 @@ class RunState(BaseModel):
     step_seconds: float | None = None
     checkpoint: str | None = None
     """What was saved last, eligible or not."""
+    saves: list[str] = Field(default_factory=list)
+    """The last checkpoints, as people are told of them."""
+    model: str | None = None
+    """What the final policy was promoted to."""
     checkpoints: list[CheckpointAt] = Field(default_factory=list)
     """Those that recovery may start from, oldest first: state-0 and the last few."""
 
     # Lease
     epoch: int = 0
     """Of the last lease that was asked for; never reused."""
+    leases: int = 0
+    """Sessions had, since the run's start or resumption."""
     grant: LeaseGrant | None = None
     lease_end: LeaseEnded | None = None
     """How the current lease ended, once it has."""
@@ -151,6 +163,8 @@ class RunState(BaseModel):
     """Why the last one that was wanted couldn't be saved."""
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     """Of the configuration, since the last commit."""
+    controls: list[Control] = Field(default_factory=list)
+    """What the run was told since the last commit."""
     stop: bool = False
     drain: bool = False
     fatal: Fatal | None = None
@@ -182,13 +196,22 @@ class RunState(BaseModel):
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
 
+    def told(self, what: str, now: float) -> None:
+        """Something that a person told the run, for the ledger."""
+        self.controls = [*self.controls, Control(at=now, what=what)][-MAX_CONTROLS:]
+
+    def note_saved(self, step: int, path: str) -> None:
+        """A checkpoint has been saved: people want its full path."""
+        self.checkpoint = path
+        self.saves = [*self.saves, f"step {step}: {path}"][-MAX_SAVES:]
+
     @property
     def recovered(self) -> Recovered | None:
         """What was lost and got back so far; None while nothing was."""
-        if self.epoch <= 1 and not self.reused_rollouts:
+        if self.leases <= 1 and not self.reused_rollouts:
             return None
         return Recovered(
-            leases=self.epoch,
+            leases=self.leases,
             redone_steps=self.redone_steps,
             reused_rollouts=self.reused_rollouts,
             seconds=self.recovery_seconds,

@@ -12,16 +12,26 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeUpdate
+from temporalio.common import RetryPolicy, SearchAttributeUpdate, VersioningBehavior
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
     FailureError,
     is_cancelled_exception,
 )
+from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.messages import Prepared, Publish, Published
+    from activities.failure_types import CAPACITY
+    from activities.messages import (
+        LoadAdapter,
+        LoadCheckpoint,
+        Prepared,
+        Promote,
+        Promoted,
+        Publish,
+        Published,
+    )
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
     from activities.trainer import TrainerActivities
@@ -39,11 +49,11 @@ with workflow.unsafe.imports_passed_through():
         Status,
         StopRequest,
     )
-    from workflows.optimizer_step import OptimizerStep, save_checkpoint
+    from workflows.optimizer_step import SAVE_ATTEMPTS, OptimizerStep, save_checkpoint
     from workflows.producer import Producer
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
-    from workflows.recovery import MAX_LOSSES, Recovery, remember
+    from workflows.recovery import MAX_LOSSES, Recovery, backoff, remember
     from workflows.resets import ResetGuard
     from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
@@ -54,11 +64,12 @@ MAX_HISTORY = 3_000
 every recovery."""
 ENDING = "the run is ending; it saves its final state by itself"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
+PROMOTE_ATTEMPTS = 3
 GROUPS_END_TIMEOUT = 30.0
 """Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
 
 
-@workflow.defn
+@workflow.defn(versioning_behavior=VersioningBehavior.PINNED)
 class TrainRun:
     @workflow.init
     def __init__(self, config: Any = None, state: RunState | None = None) -> None:
@@ -136,6 +147,8 @@ class TrainRun:
     async def _begin(self, config: dict[str, object], *, anew: bool) -> bool:
         """Everything before the first step; false if the run was stopped over it."""
         state = self._state
+        if (problem := self._config.origin_problem()) is not None:
+            raise ApplicationError(problem, type="InvalidConfig", non_retryable=True)
         self._phase("starting" if anew else "resuming", "the run's folder")
         created = await self._recorder.create_run(config)
         state.search_attributes = created.search_attributes
@@ -197,22 +210,53 @@ class TrainRun:
             LeaseLostError: no session was to be had, or it was lost again and again.
         """
         state = self._state
-        for _ in range(MAX_LOSSES):
+        attempts = losses = 0
+        while True:
             try:
                 self._phase("acquiring a trainer", "a trainer worker that opens a session")
                 await self._trainer.acquire()
+                await self._load_origin()
                 self._phase("saving the initial state", "checkpoint state-0")
                 saved = await save_checkpoint(self._trainer, state, step=0)
                 self._phase("publishing the initial policy", "sampler weights")
                 await self._publish_initial()
                 remember(state, CheckpointAt(step=0, path=saved.path))
                 return
-            except LeaseLostError as error:
-                if state.grant is None:
+            except LeaseLostError as loss:
+                if await self._recovery.is_closed(loss):
+                    await self._producer.settle_fatal()
+                elif loss.kind == CAPACITY:
+                    await self._wait_for_capacity(loss, attempts)
+                    attempts += 1
+                elif state.grant is None or (losses := losses + 1) == MAX_LOSSES:
                     raise
-                await self._trainer.abandon(error)
-                loss = error
-        raise loss
+                await self._trainer.abandon(loss)
+
+    async def _wait_for_capacity(self, loss: LeaseLostError, attempts: int) -> None:
+        """It may take days; nothing is held meanwhile."""
+        self._phase("waiting for capacity", f"a trainer session: {loss}")
+        await workflow.sleep(backoff(attempts), summary="wait for capacity")
+
+    async def _load_origin(self) -> None:
+        """What the run's configuration starts from, where that isn't the base model."""
+        config, lease = self._config, self._trainer.ref
+        if config.init_from_checkpoint is not None:
+            field, path = "init_from_checkpoint", config.init_from_checkpoint
+            activity: Any = TrainerActivities.load_checkpoint
+            order: Any = LoadCheckpoint(lease=lease, step=0, path=path)
+        elif config.warm_start_from_adapter is not None:
+            field, path = "warm_start_from_adapter", config.warm_start_from_adapter
+            activity, order = TrainerActivities.load_adapter, LoadAdapter(lease=lease, path=path)
+        else:
+            return
+        self._phase("loading what the run starts from", path)
+        try:
+            await self._trainer.run(activity, order, f"load {path}")
+        except ActivityError as error:
+            cause = getattr(error.cause, "message", str(error.cause))
+            raise ApplicationError(
+                f"{field} can't be used: {cause}", type="OriginRefused", non_retryable=True
+            ) from error
 
     async def _publish_initial(self) -> None:
         published: Published = await self._trainer.run(
@@ -230,7 +274,7 @@ class TrainRun:
             version = state.admission.version
             if self._evaluations.due(version):
                 await self._evaluations.start(version)
-            if self._history_is_long():
+            if self._history_is_long() or self._is_outdated():
                 await self._continue_as_new()
 
     async def _take_step(self) -> bool:
@@ -270,6 +314,8 @@ class TrainRun:
         self._producer.record_sample(force=True)
         await self._recorder.flush_producer_samples()
         await self._recorder.finish(state.admission.initial_version, state.admission.version)
+        if begun:
+            await self._promote()
         self._phase("finishing", "the trainer session's end")
         await self._trainer.release()
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -285,11 +331,59 @@ class TrainRun:
 
     async def _final_checkpoint(self) -> None:
         state = self._state
+        attempts = 0
         while self._config.save_final_checkpoint and not state.saved:
             self._phase("finishing", "the final checkpoint")
+            attempts += 1
             try:
-                saved = await save_checkpoint(self._trainer, state, state.step)
+                saved = await save_checkpoint(self._trainer, state, state.step, attempts)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
+            except ActivityError as error:
+                cause = getattr(error.cause, "message", str(error.cause))
+                state.note(f"final checkpoint, attempt {attempts}: {cause}")
+                if attempts >= SAVE_ATTEMPTS:
+                    raise ApplicationError(
+                        f"the state of step {state.step} can't be saved: {cause}. The ledger has "
+                        "the step: `everburn resume` replays it from the checkpoint before",
+                        type="CheckpointFailed",
+                        non_retryable=True,
+                    ) from error
+            except LeaseLostError as loss:
+                attempts = 0
+                if not await self._recover(loss):
+                    return
+
+    async def _promote(self) -> None:
+        """Make a model of the final policy, as long as its session lives."""
+        state, model_id = self._state, self._config.output_model_id
+        attempt = 0
+        while model_id is not None and state.model is None:
+            attempt += 1
+            self._phase("promoting the final policy", f"model {model_id}")
+            order = Promote(
+                lease=self._trainer.ref,
+                version=state.admission.version,
+                snapshot=state.snapshot,
+                model_id=model_id,
+                attempt=attempt,
+            )
+            try:
+                promoted: Promoted = await self._trainer.run(
+                    TrainerActivities.promote, order, f"promote {state.snapshot} to {model_id}"
+                )
+                state.model = promoted.model
+            except ActivityError as error:
+                cause = getattr(error.cause, "message", str(error.cause))
+                state.note(f"promotion, attempt {attempt}: {cause}")
+                if attempt == PROMOTE_ATTEMPTS:
+                    raise ApplicationError(
+                        f"{cause}. The run is trained and saved: `everburn resume {state.run.id}` "
+                        "tries the promotion again, and takes --set output_model_id=ID for another "
+                        "id",
+                        type="PromotionFailed",
+                        non_retryable=True,
+                    ) from error
+                await workflow.sleep(backoff(attempt))
             except LeaseLostError as loss:
                 if not await self._recover(loss):
                     return
@@ -354,6 +448,10 @@ class TrainRun:
         long = info.get_current_history_length() > MAX_HISTORY
         return long or info.is_continue_as_new_suggested()
 
+    def _is_outdated(self) -> bool:
+        """Whether workers of another build are to take over."""
+        return workflow.info().is_target_worker_deployment_version_changed()
+
     async def _continue_as_new(self) -> None:
         """Between two steps; children run on, and report to whoever has the run's id."""
         state = self._state
@@ -371,7 +469,14 @@ class TrainRun:
         if state.checkpoint_wanted:
             # Its handler waits for the next step, which begins with it.
             return
-        workflow.continue_as_new(args=[self._config.model_dump(mode="json"), self._state])
+        versioned = workflow.info().get_current_deployment_version() is not None
+        workflow.continue_as_new(
+            args=[self._config.model_dump(mode="json"), self._state],
+            # A run is pinned to the build that it began on; this is where it changes over.
+            initial_versioning_behavior=ContinueAsNewVersioningBehavior.AUTO_UPGRADE
+            if versioned
+            else None,
+        )
 
     # Messages
 
@@ -410,6 +515,7 @@ class TrainRun:
     @workflow.update(description="Admit nothing new; what is in flight is finished and trained.")
     def pause(self) -> str:
         """Close admission until `resume`."""
+        self._state.told("pause", workflow.time())
         self._state.paused = True
         return "paused"
 
@@ -422,6 +528,7 @@ class TrainRun:
     @workflow.update(description="Go on after a pause, or after a fatal error that was mended.")
     def resume(self) -> str:
         """End a pause; clear the error that holds the run, and try what failed again."""
+        self._state.told("resume", workflow.time())
         self._producer.resume()
         return "resumed"
 
@@ -435,6 +542,7 @@ class TrainRun:
     async def checkpoint(self) -> str:
         """Save now, or at the end of the step that is being trained."""
         state = self._state
+        state.told("checkpoint", workflow.time())
         state.checkpoint_wanted = True
         await workflow.wait_condition(lambda: not state.checkpoint_wanted)
         if state.checkpoint_error is not None:
@@ -452,6 +560,7 @@ class TrainRun:
     @workflow.update(description="Change the learning rate, O, C, intervals, ... of a running run.")
     def reconfigure(self, changes: dict[str, Any]) -> str:
         """Apply changes from the next decision on; the ledger records them."""
+        self._state.told(f"reconfigure {', '.join(sorted(changes))}", workflow.time())
         self._config = reconfigured(self._config, changes)
         self._state.changes |= changes
         self._producer.reconfigure(self._config)
@@ -464,10 +573,16 @@ class TrainRun:
         reconfigured(self._config, changes)
 
     @workflow.update(description="Reject the row that failed, and go on.")
-    def skip_row(self) -> str:
+    async def skip_row(self) -> str:
         """Clear the error that holds the run; its row counts as rejected."""
-        self._producer.skip_row()
-        return "skipped"
+        state = self._state
+        group = self._producer.skip_row()
+        if group is None:
+            state.told("skip_row: no row was the cause", workflow.time())
+            return "resumed: no row was the cause"
+        state.told(f"skip_row {group.text}", workflow.time())
+        await self._recorder.skip_group(group, state.admission.version)
+        return f"skipped row {group.text}"
 
     @skip_row.validator
     def _check_skip_row(self) -> None:
@@ -508,6 +623,8 @@ class TrainRun:
             lease_epoch=state.epoch,
             recovered=state.recovered,
             checkpoint=state.checkpoint,
+            saved=state.saves,
+            model=state.model,
             error=state.fatal.error if state.fatal else None,
             origin=str(state.origin) if state.origin else None,
             notes=state.notes,
@@ -559,6 +676,7 @@ class TrainRun:
             stopped=state.stop,
             seconds=workflow.time() - state.started_at,
             checkpoint=state.checkpoint,
+            model=state.model,
             evaluations=state.evaluations,
             recovered=state.recovered,
         )

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.resets import ResetGuard
 
 ACQUIRE_TIMEOUT = timedelta(minutes=15)
+ACQUIRE_ATTEMPTS = 3
 ACQUIRE_HEARTBEAT = timedelta(seconds=5)
 """A holder that stands still may be given its own successor's task before anybody else is."""
 HOLD_HEARTBEAT = timedelta(seconds=3)
@@ -35,7 +36,8 @@ HOLDER_START = timedelta(seconds=10)
 """A holder that doesn't pick up its own queue for so long is gone."""
 
 
-@workflow.defn
+# It lives for as long as its session: were it pinned, no build could ever go.
+@workflow.defn(versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TrainerLease:
     @workflow.init
     def __init__(self, order: LeaseOrder) -> None:
@@ -82,7 +84,7 @@ class TrainerLease:
                 task_queue=TRAINER_QUEUE,
                 start_to_close_timeout=ACQUIRE_TIMEOUT,
                 heartbeat_timeout=ACQUIRE_HEARTBEAT,
-                retry_policy=RetryPolicy(maximum_attempts=3),
+                retry_policy=RetryPolicy(maximum_attempts=ACQUIRE_ATTEMPTS),
                 cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
                 summary=f"lease {self._order.epoch} · acquire",
             )

@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import TRAINER_STATE_LOST
+    from activities.failure_types import LEASE_CLOSED, TRAINER_STATE_LOST
     from activities.messages import LeaseRef
     from activities.trainer import LEASE_SLOTS
     from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder
@@ -78,9 +78,16 @@ class TrainerSession:
         self.check()
 
     def on_granted(self, message: LeaseGranted) -> None:
-        """Take in the session; a lease has one, whatever else is granted under its epoch."""
-        if message.grant.epoch == self._state.epoch and self._state.grant is None:
-            self._state.grant = message.grant
+        """Take in the session. A lease has one, whatever else is granted under its epoch."""
+        state, grant = self._state, message.grant
+        if grant.epoch != state.epoch or grant == state.grant:
+            return
+        if state.grant is None:
+            state.grant = grant
+            state.leases += 1
+        else:
+            # Another session, whose state is unknown; the one that was held has been given up.
+            self._lose("the lease's workflow was reset")
 
     def on_ended(self, message: LeaseEnded) -> None:
         if message.epoch == self._state.epoch:
@@ -88,12 +95,12 @@ class TrainerSession:
 
     def on_closed(self) -> None:
         """The lease's workflow is closed, whatever it meant to say."""
-        if not self.lost:
-            self._state.lease_end = LeaseEnded(
-                epoch=self._state.epoch,
-                error="the lease's workflow was ended",
-                error_type=TRAINER_STATE_LOST,
-            )
+        self._lose("the lease's workflow was ended")
+
+    def _lose(self, error: str) -> None:
+        self._state.lease_end = self._state.lease_end or LeaseEnded(
+            epoch=self._state.epoch, error=error, error_type=TRAINER_STATE_LOST
+        )
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease is known to have ended."""
@@ -164,13 +171,16 @@ class TrainerSession:
 
 def _is_refused(cause: BaseException | None) -> bool:
     """Whether a mutation failed with the trainer's state untouched."""
-    return isinstance(cause, ApplicationError) and cause.type != TRAINER_STATE_LOST
+    ended = {TRAINER_STATE_LOST, *LEASE_CLOSED}
+    return isinstance(cause, ApplicationError) and cause.type not in ended
 
 
 def _lost_by(cause: BaseException | None) -> LeaseLostError:
     """What any other failure of a mutation means: the session's state is lost or in doubt."""
     if isinstance(cause, TimeoutError):
         return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
+    if isinstance(cause, ApplicationError) and cause.type in LEASE_CLOSED:
+        return LeaseLostError(cause.message, str(cause.type))
     return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
 
 

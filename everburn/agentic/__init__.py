@@ -1,14 +1,16 @@
-"""Rollouts of several turns: token assembly, formats, tools, a tool loop."""
+"""Rollouts of several turns: token assembly, formats, tools, a tool loop, and an endpoint."""
 
 from everburn.agentic.assembly import Assembled, Call, TraceIntegrityError, assemble
+from everburn.agentic.endpoint import ChatEndpoint, chat_endpoint
 from everburn.agentic.formats import Format, FormatError, RendererFormat, TextFormat
 from everburn.agentic.messages import Message, Reply, ToolCall
 from everburn.agentic.tool_loop import Episode, Limits, run_tool_loop
-from everburn.agentic.tools import Tool, ToolResult
+from everburn.agentic.tools import Tool, ToolResult, in_thread
 
 __all__ = [
     "Assembled",
     "Call",
+    "ChatEndpoint",
     "Episode",
     "Format",
     "FormatError",
@@ -22,5 +24,7 @@ __all__ = [
     "ToolResult",
     "TraceIntegrityError",
     "assemble",
+    "chat_endpoint",
+    "in_thread",
     "run_tool_loop",
 ]

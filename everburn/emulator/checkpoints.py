@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from everburn.emulator.bases import Tensors
 from everburn.emulator.engine import TrainingState
-from everburn.emulator.errors import CheckpointNotFound, InvalidInput, NameTaken
+from everburn.emulator.errors import CheckpointMismatch, CheckpointNotFound, InvalidInput, NameTaken
 from everburn.emulator.spec import ModelSpec
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -118,9 +118,15 @@ class CheckpointStore:
         return CheckpointInfo(**{**meta, "spec": ModelSpec(**meta["spec"])})
 
     def load(self, ref: CheckpointRef) -> TrainingState:
-        """Raises CheckpointNotFound."""
+        """Raises CheckpointNotFound, or CheckpointMismatch where the optimizer state is missing."""
         info = self.info(ref)
-        moments = load_file(self._path(ref) / "optimizer.safetensors")
+        file = self._path(ref) / "optimizer.safetensors"
+        if not file.is_file():
+            raise CheckpointMismatch(
+                f"checkpoint {ref} holds no optimizer state: training can't continue exactly from "
+                "it. Load its weights alone, with a fresh optimizer, if that is what is meant"
+            )
+        moments = load_file(file)
         return TrainingState(
             weights=load_file(self._path(ref) / "weights.safetensors"),
             first_moment=_part(moments, "exp_avg/"),

@@ -57,6 +57,13 @@ class NameTaken(InvalidInput):
     """Checkpoints and snapshots are immutable: a name is used once per run."""
 
 
+class AlreadyExists(InvalidInput):
+    """A resource of that id exists; ids are used once."""
+
+    status = 409
+    code = "ALREADY_EXISTS"
+
+
 class UnsupportedOperation(InvalidInput):
     """The model, as it was created, can't do this."""
 

@@ -17,7 +17,9 @@ from everburn.emulator import operations, wire
 from everburn.emulator.errors import EmulatorError, InvalidInput
 from everburn.emulator.service import Emulator
 
-FaultKind = Literal["drop", "status", "delay", "expire_session", "wipe_gradients"]
+FaultKind = Literal[
+    "drop", "status", "malformed", "delay", "expire_session", "wipe_gradients", "stale_weights"
+]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,10 +27,15 @@ class Fault:
     """One planned fault, for requests of one operation."""
 
     operation: str
-    """Last part of the path: optim_step, retrieve_future, ...; `sample` for completions."""
+    """Last part of the path: optim_step, retrieve_future, ...; `sample` for completions, `promote`
+    for promotions."""
     kind: FaultKind
     status: int = 503
     """Of kind status: what is answered."""
+    message: str = ""
+    """Of kind status: added to the error's text."""
+    retry_after: int | None = None
+    """Of kind status: seconds, as the answer's Retry-After header."""
     seconds: float = 1.0
     """Of kind delay: how long the request waits before it is applied."""
     applied: bool = False
@@ -49,6 +56,8 @@ class Fault:
             operation=wire.text(body, "operation"),
             kind=body["kind"],
             status=wire.integer(body, "status", 503),
+            message=str(body.get("message", "")),
+            retry_after=wire.integer(body, "retry_after") if "retry_after" in body else None,
             seconds=wire.number(body, "seconds", 1.0),
             applied=wire.flag(body, "applied", False),
             after=wire.integer(body, "after", 0),
@@ -121,6 +130,11 @@ class FaultyApp:
         elif fault.kind == "wipe_gradients":
             model = self._emulator.sessions.model(wire.text(wire.decode(raw), "model_id"))
             await self._emulator.compute(operations.at_once(model.engine.wipe_gradients))
+        elif fault.kind == "stale_weights":
+            self._emulator.sessions.model(wire.text(wire.decode(raw), "model_id")).stale = True
+        elif fault.kind == "malformed":
+            await wire.reply(b'{"type": "nonsense", "surprise": [')(scope, receive, send)
+            return True
         else:
             if fault.applied:
                 await self._app(scope, receive, _discard)
@@ -144,13 +158,17 @@ class InjectedFault(EmulatorError):
 
 def _operation(scope: Scope) -> str:
     last: str = scope["path"].rpartition("/")[2]
+    if last.endswith(":promote"):
+        return "promote"
     return "sample" if last == "completions" else last
 
 
 async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
-    error = InjectedFault(f"injected fault: {fault.operation} answers {fault.status}")
-    response = wire.refuse(error)
+    text = f"injected fault: {fault.operation} answers {fault.status} {fault.message}"
+    response = wire.refuse(InjectedFault(text.rstrip()))
     response.status_code = fault.status
+    if fault.retry_after is not None:
+        response.headers["retry-after"] = str(fault.retry_after)
     await response(scope, receive, send)
 
 

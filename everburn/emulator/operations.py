@@ -15,7 +15,7 @@ from everburn.emulator.bases import Bases, SamplerWeights
 from everburn.emulator.checkpoints import CheckpointRef, CheckpointStore
 from everburn.emulator.compute import Work
 from everburn.emulator.datums import Submission, parse_submission
-from everburn.emulator.engine import Engine, Outcome
+from everburn.emulator.engine import Engine, Outcome, TrainingState
 from everburn.emulator.errors import (
     CheckpointMismatch,
     InvalidInput,
@@ -23,6 +23,7 @@ from everburn.emulator.errors import (
     UnsupportedOperation,
 )
 from everburn.emulator.futures import Result
+from everburn.emulator.models import ModelStore
 from everburn.emulator.sessions import Model
 from everburn.emulator.spec import AdamSettings, ModelSpec, Normalization
 
@@ -135,11 +136,23 @@ def sampler_weights(
     return at_once(copy)
 
 
-def unsupported(name: str) -> Work[Result]:
-    def refuse() -> Result:
-        raise UnsupportedOperation(f"the emulator does not support {name}")
+def load_adapter(model: Model, models: ModelStore, body: Body) -> Work[Result]:
+    """Weights of a promoted adapter; Adam starts anew."""
 
-    return at_once(refuse)
+    def load() -> Result:
+        path = wire.text(body, "adapter_path")
+        if not model.spec.rank:
+            raise UnsupportedOperation("an adapter is loaded into a LoRA model only")
+        found = models.get(path)
+        if differences := model.spec.differences(found.spec):
+            raise CheckpointMismatch(
+                f"adapter {path} doesn't fit this model: {'; '.join(differences)}"
+            )
+        fresh = TrainingState(models.weights(path), {}, {}, step=0)
+        model.engine.load(fresh, optimizer=False)
+        return {"type": "load_adapter", "model_id": model.model_id, "adapter_path": path}
+
+    return at_once(load)
 
 
 def _pass(

@@ -1,6 +1,6 @@
 """The HTTP application and the process that serves it.
 
-/v1/...                              control plane: accounts, sessions
+/v1/...                              control plane (control_plane.py)
 /training/v1/serverless/api/v1/...   training (training.py)
 /training/v1/serverless/inference/.. sampling (completions.py)
 /emulator/...                        tests only (admin.py), with --enable-faults
@@ -19,6 +19,7 @@ from starlette.routing import Route
 from everburn.emulator import wire
 from everburn.emulator.admin import admin_routes
 from everburn.emulator.completions import CompletionsRoute
+from everburn.emulator.control_plane import control_plane_routes
 from everburn.emulator.errors import EmulatorError
 from everburn.emulator.faults import FaultPlan, FaultyApp
 from everburn.emulator.service import Emulator, EmulatorSettings
@@ -51,19 +52,11 @@ def create_app(settings: EmulatorSettings) -> FastAPI:
     app.state.emulator = emulator
     app.add_exception_handler(EmulatorError, _on_error)
     app.include_router(training_routes(emulator), prefix=SERVERLESS)
+    app.include_router(control_plane_routes(emulator))
     completions = Route(
         f"{SERVERLESS}/inference/v1/completions", CompletionsRoute(emulator), methods=["POST"]
     )
     app.router.routes.insert(0, completions)  # the busiest; routes are tried in order
-
-    @app.get("/v1/accounts")
-    async def accounts() -> Response:
-        return wire.reply({"accounts": [{"name": f"accounts/{settings.account}"}]})
-
-    @app.delete("/v1/accounts/{account}/trainingSessions/{session_id}")
-    async def delete_training_session(account: str, session_id: str) -> Response:
-        emulator.expire(session_id)
-        return wire.reply({})
 
     if settings.enable_faults:
         plan = FaultPlan()

@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from everburn.emulator.distribution import SamplingParams
 from everburn.emulator.engine import Engine
 from everburn.emulator.errors import EmulatorError, NotFound, failed_result
 from everburn.emulator.futures import Operation, OperationQueue, Promise, Result
+from everburn.emulator.models import ModelStore
 from everburn.emulator.sampler import Batch, Ticket, check_request
 from everburn.emulator.sessions import Model, Session, Sessions, Snapshot
 
@@ -67,6 +69,7 @@ class Emulator:
         self.settings = settings
         self.sessions = Sessions()
         self.checkpoints = CheckpointStore(settings.home, settings.account)
+        self.models = ModelStore(settings.home, settings.account)
         self.completions: Counter[str] = Counter()
         """Sampling requests that were finished or cancelled."""
         self._bases = Bases()
@@ -140,7 +143,11 @@ class Emulator:
     def publish(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
         """Work that takes a snapshot of a model and makes it known to its session."""
         ref, weights = yield from operations.sampler_weights(model, self.settings.account, body)
-        snapshot = Snapshot(ref, model.engine.base, weights)
+        earlier = model.session.snapshots_of(model)
+        if model.stale and earlier:
+            weights = earlier[-1].weights
+        created = datetime.now(UTC).isoformat()
+        snapshot = Snapshot(ref, model.engine.base, model.spec, weights, created)
         # Before the result: the loop runs callbacks in order, so who sees the result can sample.
         self._loop.call_soon_threadsafe(model.session.snapshots.__setitem__, ref, snapshot)
         return {"type": "save_weights_for_sampler", "path": str(ref)}

@@ -26,7 +26,10 @@ class Snapshot:
 
     ref: CheckpointRef
     base: Base
+    spec: ModelSpec
     weights: SamplerWeights
+    created: str
+    """UTC, ISO 8601."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +43,8 @@ class Model:
     applied: Counter[str] = field(default_factory=Counter)
     """Operations that succeeded, by name."""
     failed: Counter[str] = field(default_factory=Counter)
+    stale: bool = False
+    """A fault: new snapshots hold the weights of the one before."""
 
     @property
     def spec(self) -> ModelSpec:

@@ -40,7 +40,7 @@ def training_routes(emulator: Emulator) -> APIRouter:
         "save_weights": lambda model, body: operations.save_weights(model, store, account, body),
         "load_weights": lambda model, body: operations.load_weights(model, store, account, body),
         "save_weights_for_sampler": emulator.publish,
-        "load_adapter": lambda model, body: operations.unsupported("load_adapter"),
+        "load_adapter": lambda model, body: operations.load_adapter(model, emulator.models, body),
     }
     for name, start in in_order.items():
         router.add_api_route(f"/{name}", _submit(emulator, name, start), methods=["POST"])

@@ -15,7 +15,9 @@ from everburn.refs import GROUPS, GroupKey, RolloutOutcome, StoredRef, group_key
 from everburn.rollouts import RolloutRun
 from everburn.store import ArtifactStore
 
-Fate = Literal["accepted", "filtered", "incomplete"]
+Fate = Literal["accepted", "filtered", "incomplete", "skipped"]
+"""incomplete: fewer completions survived than min_group_size asks for. skipped: by a person, after
+a fatal error."""
 
 
 class Member(BaseModel):
@@ -36,13 +38,18 @@ class Member(BaseModel):
 
 
 class GroupManifest(BaseModel):
-    """The group as its store keeps it: what survived, with which advantage, and its fate."""
+    """The group as its store keeps it: what survived, with which advantage, and its fate.
+
+    rejected: whether the fate is the row's, too; an accepted group's isn't yet, and a row whose
+        group was incomplete may be begun again.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     key: GroupKey
     version: int
     fate: Fate
+    rejected: bool
     completions: int
     members: list[Member]
     lost: list[RolloutOutcome]
@@ -79,12 +86,14 @@ def complete_group(
     version: int,
     outcomes: list[RolloutOutcome],
     min_group_size: int,
+    last: bool,
     row: Callable[[], dict[str, Any]],
     dynamic_filter: Callable[[Group], bool] | None,
 ) -> GroupManifest:
     """Decide a group's fate and write its manifest; finds the manifest of an earlier attempt.
 
-    outcomes: one per completion, in any order. min_group_size counts surviving completions.
+    outcomes: one per completion, in any order. min_group_size counts surviving completions. last:
+        whether no attempt follows if they are too few.
     """
     found = find_group(store, key)
     if found is not None:
@@ -106,6 +115,7 @@ def complete_group(
         key=key,
         version=version,
         fate=fate,
+        rejected=fate == "filtered" or (fate == "incomplete" and last),
         completions=len(outcomes),
         members=[
             Member(
@@ -127,6 +137,20 @@ def complete_group(
     )
     store.put_json(group_key(key), manifest.model_dump(mode="json"), once=True)
     return load_group(store, key)
+
+
+def skip_group(store: ArtifactStore, key: GroupKey, version: int, completions: int) -> None:
+    """Write down that a group which failed isn't begun again."""
+    manifest = GroupManifest(
+        key=key,
+        version=version,
+        fate="skipped",
+        rejected=True,
+        completions=completions,
+        members=[],
+        lost=[],
+    )
+    store.put_json(group_key(key), manifest.model_dump(mode="json"), once=True)
 
 
 def find_group(store: ArtifactStore, key: GroupKey) -> GroupManifest | None:

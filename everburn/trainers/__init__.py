@@ -1,6 +1,7 @@
 """Trainer sessions: what a step does to a remote model, behind one protocol.
 
-Owns the protocol, its results and its errors. `serverless.py` speaks to the Fireworks serverless
+Owns the protocol, its results and its errors; which of the SDK's errors becomes which is in
+`errors.py`. `serverless.py` speaks to the Fireworks serverless
 API (and to the emulator) through the SDK; `lease.py` makes one session safe to drive by
 at-least-once activities.
 """
@@ -27,7 +28,33 @@ class TrainerRejectedError(TrainerError):
 
 
 class TrainerUnavailableError(TrainerError):
-    """No session can be had: server not reachable, key refused, model unknown. Says which."""
+    """No session can be had at the moment: the server isn't reachable, or fails."""
+
+
+class TrainerCapacityError(TrainerUnavailableError):
+    """No session can be had for lack of capacity. Worth waiting for."""
+
+
+class TrainerClosedError(TrainerError):
+    """The account may not train: the lease ends, and no other is to be had before a person has
+    mended that."""
+
+
+class QuotaExceededError(TrainerClosedError):
+    """The account's quota is used up."""
+
+
+class KeyRefusedError(TrainerClosedError):
+    """The API key is missing, invalid, or lacks a permission. Names the variable."""
+
+
+class PromotionError(TrainerError):
+    """A snapshot couldn't be made a model of the account; the session is unharmed."""
+
+
+class PublicationMismatchError(TrainerError):
+    """The sampler doesn't serve what was trained: its log-probabilities of a recorded completion
+    differ from the trainer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +80,7 @@ class Snapshot:
 class Trainer(Protocol):
     """One trainer session. Operations are applied in the order in which they are called.
 
-    Every method may raise TrainerStateLostError and TrainerRejectedError.
+    Every method may raise TrainerStateLostError, TrainerRejectedError and TrainerClosedError.
     """
 
     @property
@@ -83,12 +110,31 @@ class Trainer(Protocol):
         """Make the current weights available to samplers under `name`."""
         ...
 
+    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
+        """Log-probability of each token but the first, as a sampler of the snapshot computes it.
+
+        Raises TrainerStateLostError where the snapshot isn't served.
+        """
+        ...
+
+    async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
+        """Make a model of the account from a snapshot, by its path; returns the model's name.
+
+        again: an earlier try may have succeeded unseen: a model that exists is it. Raises
+        PromotionError.
+        """
+        ...
+
     async def save_checkpoint(self, name: str) -> str:
         """Save weights and optimizer; returns the reference that loads them."""
         ...
 
     async def load_checkpoint(self, path: str) -> None:
         """Replace weights and optimizer by a saved state."""
+        ...
+
+    async def load_adapter(self, path: str) -> None:
+        """Replace the adapter's weights; the optimizer starts anew."""
         ...
 
     async def probe(self) -> None:

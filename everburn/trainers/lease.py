@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from everburn.publications import StaleEpochError
-from everburn.trainers import Trainer, TrainerStateLostError
+from everburn.trainers import Trainer, TrainerClosedError, TrainerStateLostError
 
 T = TypeVar("T")
+
+STEPPING = frozenset({"forward_backward", "optim_step", "replay"})
+"""Operations that belong to one step, and must not come after it."""
 
 
 class OperationKey(NamedTuple):
@@ -34,6 +37,8 @@ class Lease:
     _flights: dict[OperationKey, "asyncio.Task[Any]"] = field(default_factory=dict)
     _turn: tuple[int, int] = (0, 0)
     _turns: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _over: int = 0
+    """The last step whose update was asked for."""
     _end: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: TrainerStateLostError | None = None
     released: bool = False
@@ -46,7 +51,9 @@ class Lease:
 
         Raises:
             StaleEpochError: the caller acts for a superseded lease.
-            TrainerStateLostError: the lease has ended.
+            TrainerStateLostError: the lease has ended, or the operation comes after its step: the
+                server sends activities again that a reset run was waiting for.
+            TrainerClosedError: it ends with this: the account may not train.
         """
         if epoch != self.epoch:
             raise StaleEpochError(f"{key} is for epoch {epoch}; this lease is epoch {self.epoch}")
@@ -54,6 +61,7 @@ class Lease:
             raise self._ended
         flight = self._flights.get(key)
         if flight is None:
+            self._check_order(key)
             flight = asyncio.ensure_future(self._fly(operation))
             self._flights[key] = flight
             self._forget_before(key.step)
@@ -104,6 +112,17 @@ class Lease:
         except TrainerStateLostError as error:
             await self.end(error)
             raise
+        except TrainerClosedError as error:
+            await self.end(TrainerStateLostError(str(error)))
+            raise
+
+    def _check_order(self, key: OperationKey) -> None:
+        if key.operation not in STEPPING:
+            return
+        if key.step <= self._over:
+            raise TrainerStateLostError(f"{key} comes too late: step {self._over} was taken")
+        if key.operation != "forward_backward":
+            self._over = key.step
 
     def _forget_before(self, step: int) -> None:
         """Results of earlier steps are committed: nobody asks for them again."""

@@ -6,29 +6,48 @@ emulator just as it talks to Fireworks. Doesn't own leases, retries or the order
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everburn.backends import UnreachableError, api_key, check_reachable, training_url
+from everburn.backends import (
+    UnreachableError,
+    api_key,
+    check_reachable,
+    control_url,
+    training_url,
+)
 from everburn.config import RunConfig
+from everburn.failures import status_of
 from everburn.learning.datums import Datum
 from everburn.ledger import AdamParams
 from everburn.trainers import (
     Gradients,
+    PromotionError,
     Snapshot,
-    TrainerRejectedError,
-    TrainerStateLostError,
+    TrainerError,
     TrainerUnavailableError,
     sdk,
 )
+from everburn.trainers.errors import QUOTA_PATIENCE, describe, signs_of, translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
 
 log = logging.getLogger(__name__)
+
+OPEN_TIMEOUT = 600.0
+"""Seconds for a session and its model; the SDK itself would wait without saying so."""
+RESULT_TIMEOUT = 3600.0
+"""Seconds for the result of one request, which the SDK polls for ever."""
+PUBLISH_TIMEOUT = 900.0
+"""Seconds for a snapshot to be saved and known to samplers."""
+SERVED_TIMEOUT = 120.0
+"""Seconds for a sampler to answer for a snapshot."""
+SERVED_INTERVAL = 1.0
 
 DEFAULT_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 """Clipped GRPO: ratios within 20 % of 1 (Schulman et al. 2017, arXiv:1707.06347, eq. 7)."""
@@ -38,19 +57,30 @@ class ServerlessTrainer:
     """The Trainer protocol over one SDK training client."""
 
     def __init__(
-        self, service: "FiretitanServiceClient", client: "FiretitanTrainingClient"
+        self,
+        service: "FiretitanServiceClient",
+        client: "FiretitanTrainingClient",
+        config: RunConfig,
     ) -> None:
         self._service = service
         self._client = client
+        self._config = config
 
     @classmethod
     async def open(cls, config: RunConfig) -> "ServerlessTrainer":
         """A new session with a new model: the base model and, with LoRA, a fresh adapter.
 
         Raises:
-            TrainerUnavailableError: nothing answers, the key is refused, the model is unknown.
+            TrainerUnavailableError: nothing answers, or there is no capacity.
+            KeyRefusedError, QuotaExceededError: the account may not train.
+            TrainerRejectedError: the model is unknown, or can't be trained like this.
         """
-        return await asyncio.to_thread(cls._open, config)
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
+        except TimeoutError:
+            raise TrainerUnavailableError(
+                f"no training session for {config.base_model} within {OPEN_TIMEOUT:g} s"
+            ) from None
 
     @classmethod
     def _open(cls, config: RunConfig) -> "ServerlessTrainer":
@@ -64,7 +94,9 @@ class ServerlessTrainer:
         except UnreachableError as error:
             raise TrainerUnavailableError(str(error)) from error
         try:
-            service = FiretitanServiceClient(base_url=url, api_key=api_key(config))
+            service = FiretitanServiceClient(
+                base_url=url, api_key=api_key(config), _client_config=_client_config()
+            )
             client = service.create_training_client(
                 base_model=config.base_model,
                 lora_rank=config.lora_rank,
@@ -75,10 +107,13 @@ class ServerlessTrainer:
             # Whatever the SDK raises here, nothing has been trained yet.
             if service is not None:
                 _close_quietly(service)
-            raise TrainerUnavailableError(
-                f"no training session for {config.base_model} at {url}: {describe(error)}"
+            raise translated(
+                error,
+                f"no training session for {config.base_model} at {url}",
+                config.api_key_env,
+                opening=True,
             ) from error
-        return cls(service, client)
+        return cls(service, client, config)
 
     @property
     def session(self) -> str:
@@ -89,16 +124,16 @@ class ServerlessTrainer:
         self, datums: list[Datum], loss: str, loss_config: dict[str, float | str | bool]
     ) -> Awaitable[Gradients]:
         wire_loss, wire_config = wire_loss_of(loss, loss_config)
-        with _translated("forward_backward"):
+        with self._translated("forward_backward"):
             future = self._client.forward_backward(
                 [to_sdk(datum) for datum in datums], wire_loss, wire_config or None
             )
         return self._gradients(future)
 
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
-        with _translated("forward"):
-            output = await self._client.forward([_to_score(s) for s in sequences], "cross_entropy")
-        return _logprobs(output)
+        with self._translated("forward"):
+            future = self._client.forward([_to_score(s) for s in sequences], "cross_entropy")
+            return _logprobs(await asyncio.wait_for(_result(future), RESULT_TIMEOUT))
 
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
         from fireworks.training.sdk import AdamParams as SdkAdamParams
@@ -111,34 +146,83 @@ class ServerlessTrainer:
             weight_decay=adam.weight_decay,
             grad_clip_norm=adam.grad_clip_norm,
         )
-        with _translated("optim_step"):
-            result = await self._client.optim_step(
+        with self._translated("optim_step"):
+            future = self._client.optim_step(
                 parameters, grad_accumulation_normalization=adam.normalization
             )
+            result = await asyncio.wait_for(_result(future), RESULT_TIMEOUT)
         return dict(result.metrics or {})
 
     async def publish(self, name: str) -> Snapshot:
-        return await asyncio.to_thread(self._publish, name)
+        with self._translated("save_weights_for_sampler"):
+            return await asyncio.wait_for(asyncio.to_thread(self._publish, name), PUBLISH_TIMEOUT)
 
     def _publish(self, name: str) -> Snapshot:
-        with _translated("save_weights_for_sampler"):
-            path = self._client.save_weights_for_sampler(name).result().path
-            sampler = self._service.create_sampling_client(model_path=path)
+        path = self._client.save_weights_for_sampler(name).result().path
+        sampler = self._service.create_sampling_client(model_path=path)
+        try:
+            return Snapshot(path=path, handle=sampler.get_sampler_handle())
+        finally:
+            sampler.close()
+
+    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
+        with self._translated(f"sampling from {snapshot.path}"):
+            # Longer than the wait within: that one knows what the server says.
+            return await asyncio.wait_for(self._score(snapshot, tokens), 2 * SERVED_TIMEOUT)
+
+    async def _score(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
+        from fireworks.training.sdk import FiretitanSamplingClient
+
+        sampler = FiretitanSamplingClient.from_sampler_handle(
+            snapshot.handle, api_key=api_key(self._config)
+        ).deployment_sampler
+        try:
+            completion = await _echoed(sampler, tokens)
+        finally:
+            sampler.close()
+        logprobs = completion.inference_logprobs
+        if logprobs is None or len(logprobs) < len(tokens) - 1:
+            raise ValueError("the sampler's answer holds no log-probabilities of the prompt")
+        return list(map(float, logprobs[: len(tokens) - 1]))
+
+    async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
+        return await asyncio.to_thread(self._promote, snapshot, model_id, again)
+
+    def _promote(self, snapshot: str, model_id: str, again: bool) -> str:
+        from fireworks.training.sdk.fireworks_client import FireworksClient
+
+        key, url = api_key(self._config), control_url(self._config)
+        with FireworksClient(api_key=key, base_url=url) as control:
             try:
-                return Snapshot(path=path, handle=sampler.get_sampler_handle())
-            finally:
-                sampler.close()
+                rows = control.list_training_session_checkpoints(
+                    f"accounts/{control.account_id}/trainingSessions/{self.session}"
+                )
+                name = _listed(rows, snapshot)
+                model = control.promote_session_checkpoint(name, model_id, self._config.base_model)
+            except Exception as error:
+                if again and signs_of(error).status == 409:
+                    return f"accounts/{control.account_id}/models/{model_id}"
+                raise PromotionError(
+                    f"{snapshot} isn't promoted to model {model_id}: {describe(error)}"
+                ) from error
+        return str(model["name"])
 
     async def save_checkpoint(self, name: str) -> str:
-        with _translated("save_state"):
-            return str((await self._client.save_state(name)).path)
+        with self._translated("save_state"):
+            saved = await asyncio.wait_for(_result(self._client.save_state(name)), RESULT_TIMEOUT)
+            return str(saved.path)
 
     async def load_checkpoint(self, path: str) -> None:
-        with _translated("load_state_with_optimizer"):
-            await self._client.load_state_with_optimizer(path)
+        with self._translated(f"load {path} with its optimizer"):
+            future = self._client.load_state_with_optimizer(path)
+            await asyncio.wait_for(_result(future), RESULT_TIMEOUT)
+
+    async def load_adapter(self, path: str) -> None:
+        with self._translated(f"load adapter {path}"):
+            await asyncio.wait_for(_result(self._client.load_adapter(path)), RESULT_TIMEOUT)
 
     async def probe(self) -> None:
-        with _translated("get_info"):
+        with self._translated("get_info"):
             await self._client.get_info_async()
 
     async def close(self) -> None:
@@ -154,9 +238,19 @@ class ServerlessTrainer:
             log.info("ending session %s: %s", session, describe(error))
         _close_quietly(self._service)
 
+    @contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        """The SDK's errors as Everburn's: see errors.py."""
+        try:
+            yield
+        except (asyncio.CancelledError, TrainerError):
+            raise
+        except Exception as error:
+            raise translated(error, operation, self._config.api_key_env) from error
+
     async def _gradients(self, future: Any) -> Gradients:
-        with _translated("forward_backward"):
-            output = await future
+        with self._translated("forward_backward"):
+            output = await asyncio.wait_for(_result(future), RESULT_TIMEOUT)
         return Gradients(metrics=dict(output.metrics), logprobs=_logprobs(output))
 
 
@@ -204,27 +298,49 @@ def _logprobs(output: Any) -> list[list[float]]:
     return [list(map(float, one["logprobs"].data)) for one in output.loss_fn_outputs]
 
 
-def describe(error: BaseException) -> str:
-    """An SDK error in one line, without request bodies or headers."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+async def _echoed(sampler: Any, tokens: list[int]) -> Any:
+    """One sampled token, and the echo of all others, which is what counts.
+
+    A snapshot that isn't loaded yet is waited for: then the server's own error is raised.
+    """
+    deadline = time.monotonic() + SERVED_TIMEOUT
+    while True:
+        try:
+            (completion,) = await sampler.sample_with_prompt_tokens(
+                tokens,
+                max_tokens=1,
+                temperature=1.0,
+                echo=True,
+                logprobs=True,
+                hotload_max_retries=0,
+            )
+            return completion
+        except Exception as error:
+            if status_of(error) not in (404, 425) or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(SERVED_INTERVAL)
 
 
-@contextmanager
-def _translated(operation: str) -> Iterator[None]:
-    """The SDK's errors as Everburn's: the request was refused, or the state is in doubt."""
-    from fireworks.training.sdk import RequestFailedError
+def _listed(rows: list[dict[str, Any]], snapshot: str) -> str:
+    """The control plane's name of a snapshot."""
+    last = snapshot.rpartition("/")[2]
+    found = [str(row["name"]) for row in rows if str(row["name"]).endswith(f"/{last}")]
+    if not found:
+        raise ValueError("its session doesn't list it")
+    return found[0]
 
-    try:
-        yield
-    except RequestFailedError as error:
-        if str(getattr(error.category, "value", error.category)).lower() == "user":
-            raise TrainerRejectedError(f"{operation}: {error}") from error
-        raise TrainerStateLostError(f"{operation}: {describe(error)}") from error
-    except (asyncio.CancelledError, TrainerStateLostError, TrainerRejectedError):
-        raise
-    except Exception as error:
-        # Anything else leaves open whether the operation was applied: never guess.
-        raise TrainerStateLostError(f"{operation}: {describe(error)}") from error
+
+async def _result(future: Any) -> Any:
+    return await future
+
+
+def _client_config() -> dict[str, Any]:
+    """The SDK's own settings, with an end to the hour that it waits for a quota."""
+    from fireworks.training.sdk.client import FIRETITAN_TINKER_CLIENT_CONFIG
+
+    return FIRETITAN_TINKER_CLIENT_CONFIG | {
+        "billing_exception_max_pause_duration_sec": QUOTA_PATIENCE
+    }
 
 
 def _close_quietly(service: "FiretitanServiceClient") -> None:

@@ -4,7 +4,6 @@ Owns how tests plan what happens at a named point (kill_points.py), start runs o
 hold them to what must be true at the end (benchmarks/audit.py).
 """
 
-import asyncio
 import itertools
 import os
 import sys
@@ -21,7 +20,7 @@ from temporalio.service import RPCError
 
 from benchmarks import tiny_task
 from benchmarks.audit import audit
-from benchmarks.processes import ROOT, Death, Stack, stack
+from benchmarks.processes import ROOT, Death, Stack, result_of, stack
 from benchmarks.tiny_task import Execution, read_executions
 from chaos.kill_points import FOLDER, Plan, write_plan
 from everburn.learning.group import GroupManifest
@@ -75,7 +74,7 @@ class Run:
 
     async def result(self) -> RunResult:
         try:
-            return await asyncio.wait_for(self.handle.result(), PATIENCE)
+            return await result_of(self.handle, PATIENCE)
         except TimeoutError:
             raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
 

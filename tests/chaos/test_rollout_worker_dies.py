@@ -74,7 +74,6 @@ async def test_the_rollout_worker_dies_during_an_evaluation(chaos: Chaos, point:
     result = await run.result()
     assert all("eval/reward" in metrics for metrics in result.evaluations.values())
     # Every version that was due has its report, whoever died over it.
-    assert run.store.keys("evaluations") >= ["evaluations/000000.json"]
     for version in (0, 2, 4):
         assert run.store.exists(f"evaluations/{version:06d}.json")
 

@@ -5,12 +5,12 @@ import pytest
 
 from everburn.emulator.errors import InvalidInput, SequenceBroken
 from everburn.emulator.futures import Operation, OperationQueue, Promise
-from everburn.emulator.operations import unsupported
+from everburn.emulator.operations import at_once
 
 
 def operation(seq_id: int, name: str = "forward") -> Operation:
     fingerprint = f"{name}-{seq_id}".encode()
-    return Operation(name, seq_id, fingerprint, Promise(f"r{seq_id}"), lambda: unsupported(name))
+    return Operation(name, seq_id, fingerprint, Promise(f"r{seq_id}"), lambda: at_once(dict))
 
 
 class Log:

@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> RunRef:
             )
             write_rollout(store, rollout_key(key, completion), record, RolloutRun(segments))
         outcomes = [RolloutOutcome(completion=i, status="succeeded") for i in (0, 1)]
-        complete_group(store, key, 3, outcomes, 1, dict, None)
+        complete_group(store, key, 3, outcomes, 1, True, dict, None)
     return run
 
 

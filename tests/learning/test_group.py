@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from everburn.learning.datums import build_datum, group_datums
-from everburn.learning.group import Group, GroupManifest, complete_group, find_group
+from everburn.learning.group import (
+    Group,
+    GroupManifest,
+    complete_group,
+    find_group,
+    load_group,
+    skip_group,
+)
 from everburn.learning.rollout_file import CompletionRecord, read_rollout, write_rollout
 from everburn.learning.submissions import prepare_submission, ratio_diagnostics
 from everburn.refs import GroupKey, RolloutOutcome, rollout_key, submission_key
@@ -66,6 +73,7 @@ def completed(
         3,
         outcomes,
         min_group_size,
+        bool(options.get("last", True)),
         lambda: {"a": 47},
         options.get("keep"),  # type: ignore[arg-type]
     )
@@ -109,7 +117,19 @@ def test_survivors_share_out_their_advantages(store: ArtifactStore) -> None:
 
 
 def test_too_few_survivors_leave_it_incomplete(store: ArtifactStore) -> None:
-    assert completed(store, [1.0, None, None, 0.0], min_group_size=3).fate == "incomplete"
+    group = completed(store, [1.0, None, None, 0.0], min_group_size=3, last=False)
+    assert (group.fate, group.rejected) == ("incomplete", False)
+
+
+def test_the_last_attempts_group_decides_the_rows_fate(store: ArtifactStore) -> None:
+    group = completed(store, [1.0, None], min_group_size=2, last=True)
+    assert (group.fate, group.rejected) == ("incomplete", True)
+
+
+def test_a_skipped_group_is_rejected(store: ArtifactStore) -> None:
+    skip_group(store, KEY, version=3, completions=4)
+    group = load_group(store, KEY)
+    assert (group.fate, group.rejected, group.members) == ("skipped", True, [])
 
 
 def test_the_filter_sees_the_row_and_decides(store: ArtifactStore) -> None:
@@ -126,7 +146,7 @@ def test_the_filter_sees_the_row_and_decides(store: ArtifactStore) -> None:
 def test_completing_again_finds_what_was_decided(store: ArtifactStore) -> None:
     first = completed(store, [1.0, 0.0])
 
-    assert complete_group(store, KEY, 3, [], 99, dict, lambda _: False) == first
+    assert complete_group(store, KEY, 3, [], 99, True, dict, lambda _: False) == first
     assert find_group(store, KEY) == first
 
 

@@ -1,12 +1,16 @@
 """Agents on the emulator's tiny model, which says single characters, and runs for them without any
 workflow."""
 
+import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from openai import AsyncOpenAI
 
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
 from everburn.agentic import (
@@ -16,6 +20,7 @@ from everburn.agentic import (
     TextFormat,
     ToolCall,
     TraceIntegrityError,
+    chat_endpoint,
     run_tool_loop,
 )
 from everburn.config import RunConfig, parse_config
@@ -39,6 +44,18 @@ def render(messages: Sequence[Message]) -> str:
 def parse(text: str) -> Reply:
     """Whatever is said is a note."""
     return Reply(text, (ToolCall("note", {"text": text}, text),))
+
+
+NOTE = [
+    {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "description": "Take a note.",
+            "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+        },
+    }
+]
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
@@ -71,6 +88,46 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         return episode.run(1.0, {"taken": taken})
 
     return rollout_fn
+
+
+def make_harness_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    """The stock OpenAI client, three turns; every other answer is streamed. Completions of a row
+    wait for each other between their turns."""
+    format = TextFormat(setup.tokenizer, render, parse, stop=CHARACTERS)
+    together = asyncio.Barrier(setup.completions_per_prompt)
+
+    async def rollout_fn(sample_prompt: dict[str, Any], rollout_idx: int) -> RolloutRun:
+        messages: list[Any] = [{"role": "user", "content": f"{sample_prompt['ask']} {rollout_idx}"}]
+        async with (
+            chat_endpoint(setup, format) as endpoint,
+            AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client,
+        ):
+            for turn in range(3):
+                await together.wait()
+                answer = await ask(client, messages, NOTE, stream=turn % 2 == 1)
+                (call,) = answer["tool_calls"]
+                said = json.loads(call["function"]["arguments"])["text"]
+                result = {"role": "tool", "tool_call_id": call["id"], "content": f"{said} noted"}
+                messages += [answer, result]
+            return endpoint.run(1.0, info={"asked": messages[0]["content"]})
+
+    return rollout_fn
+
+
+async def ask(client: AsyncOpenAI, messages: list[Any], tools: Any, stream: bool) -> dict[str, Any]:
+    """The assistant's message, put together from what is streamed if so."""
+    asked: dict[str, Any] = {"model": "policy", "messages": messages, "tools": tools}
+    if not stream:
+        completion = await client.chat.completions.create(**asked)
+        message: dict[str, Any] = completion.choices[0].message.model_dump(exclude_none=True)
+        return message
+    message = {"role": "assistant", "content": "", "tool_calls": []}
+    async for chunk in await client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            message["content"] += choice.delta.content or ""
+            for call in choice.delta.tool_calls or ():
+                message["tool_calls"].append(call.model_dump(exclude={"index"}))
+    return message
 
 
 @asynccontextmanager

@@ -197,10 +197,14 @@ def _entrypoints(run_id: str, script: Script) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_farm(
-    address: str, namespace: str, tokenizer: Path, *tuning: SimplePlugin
+    address: str,
+    namespace: str,
+    tokenizer: Path,
+    *tuning: SimplePlugin,
+    build: str | None = None,
 ) -> AsyncIterator[Farm]:
     """All workers of a namespace, for as long as the block runs. `tuning` comes on top of
-    Everburn's own plugin."""
+    Everburn's own plugin; build: of versioned workers."""
     plugins = [everburn_plugin(), *tuning]
     client = await Client.connect(address, namespace=namespace, plugins=plugins)
     rollouts = RolloutActivities()
@@ -208,7 +212,7 @@ async def open_farm(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(rollouts.close)
         stack.push_async_callback(trainers.close)
-        for worker in _workers(client, rollouts, trainers):
+        for worker in _workers(client, rollouts, trainers, build):
             await stack.enter_async_context(worker)
         yield Farm(client, plugins, tokenizer)
 
@@ -236,15 +240,15 @@ async def register_namespace(address: str, name: str) -> None:
 
 
 def _workers(
-    client: Client, rollouts: RolloutActivities, trainers: TrainerActivities
+    client: Client, rollouts: RolloutActivities, trainers: TrainerActivities, build: str | None
 ) -> list[Worker]:
     with pytest.MonkeyPatch.context() as patch:
         # At the end nobody waits for rollouts that their tests have left behind.
         patch.setattr(processes, "GRACE", timedelta(0))
         return [
-            orchestrator(client),
-            rollout_worker(client, rollouts, SLOTS),
-            trainer_worker(client, trainers),
+            orchestrator(client, build),
+            rollout_worker(client, rollouts, SLOTS, build),
+            trainer_worker(client, trainers, build),
         ]
 
 

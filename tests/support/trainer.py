@@ -31,10 +31,17 @@ class ScriptedTrainer:
     adam: list[AdamParams] = field(default_factory=list)
     datums: list[list[Datum]] = field(default_factory=list)
     """Of each forward_backward."""
+    served: float = -1.0
+    """What samplers answer as log-probability of every token; the trainer's own is -1."""
     _gates: dict[str, Gate] = field(default_factory=dict)
     _errors: dict[str, Exception] = field(default_factory=dict)
     _failing: dict[str, tuple[int, Exception]] = field(default_factory=dict)
     _poisoned: set[str] = field(default_factory=set)
+
+    @property
+    def mutations(self) -> list[str]:
+        """Calls without those that change nothing."""
+        return [call for call in self.calls if not call.startswith("forward ")]
 
     def hold(self, call: str) -> Gate:
         """Calls that begin like this wait at the gate, from now on."""
@@ -86,6 +93,16 @@ class ScriptedTrainer:
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
         result = [[-1.0] * (len(sequence) - 1) for sequence in sequences]
         return await self._do(f"forward {len(sequences)}", result)
+
+    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
+        return [self.served] * (len(tokens) - 1)
+
+    async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
+        name = f"accounts/scripted/models/{model_id}"
+        return await self._do(f"promote {snapshot} {model_id}{' again' * again}", name)
+
+    async def load_adapter(self, path: str) -> None:
+        await self._do(f"load_adapter {path}", None)
 
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
         self.adam.append(adam)

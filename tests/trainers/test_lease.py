@@ -138,3 +138,18 @@ async def test_a_release_is_told_from_a_loss(lease: Lease) -> None:
     assert lease.released
     with pytest.raises(TrainerStateLostError, match="was released"):
         await lease.once(2, STEP, Operation())
+
+
+async def test_what_belongs_to_a_step_is_refused_after_it(lease: Lease) -> None:
+    """Results of earlier steps are forgotten, but a reset run's activities may come again."""
+    operation = Operation()
+    operation.end.set_result("applied")
+    for step in (1, 2, 3):
+        for name in ("forward_backward", "optim_step"):
+            await lease.once(2, OperationKey(step, name), operation)
+    begun = operation.begun
+    for name in ("forward_backward", "optim_step", "replay"):
+        with pytest.raises(TrainerStateLostError, match="comes too late: step 3 was taken"):
+            await lease.once(2, OperationKey(1, name), operation)
+    assert operation.begun == begun
+    assert await lease.once(2, OperationKey(3, "save state-3"), operation) == "applied"

@@ -154,7 +154,7 @@ async def test_nothing_listens_there() -> None:
 
 async def test_a_model_that_the_server_does_not_know(emulator: RunningEmulator) -> None:
     config = a_config(emulator.base_url, base_model="accounts/nobody/models/none")
-    with pytest.raises(TrainerUnavailableError, match=r"accounts/nobody/models/none.*unknown"):
+    with pytest.raises(TrainerRejectedError, match=r"accounts/nobody/models/none.*unknown"):
         await ServerlessTrainer.open(config)
 
 

@@ -12,6 +12,7 @@ def status(**changes: Any) -> Status:
         "folder": "runs/sums-1",
         "phase": "step 13: training",
         "waiting_for": "gradients",
+        "standstill": "",
         "step": 12,
         "total_steps": 40,
         "version": 12,
@@ -29,6 +30,7 @@ def status(**changes: Any) -> Status:
         "lease_epoch": 1,
         "checkpoint": None,
         "error": None,
+        "origin": None,
         "notes": [],
     }
     return Status.model_validate(values | changes)

@@ -56,7 +56,7 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
     resumed = everburn("resume", "first", "--set", "learning_rate=0.001")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "trained after 20 steps on 40 rows" in resumed.stdout
-    assert "recovered: 2 trainer sessions, " in resumed.stdout
+    assert "trainer sessions" not in resumed.stdout, "nothing was lost"
     assert steps(everburn) == list(range(1, 21))
     rates = json.loads((everburn.folder / "runs/first/ledger/000020.json").read_text())["adam"]
     assert rates["learning_rate"] == 0.001

@@ -57,6 +57,8 @@ async def test_changes_apply_from_the_next_step_and_are_part_of_the_ledger(start
     assert [entry.changes for entry in run.ledger if entry.changes] == [
         {"learning_rate": 0.25, "evaluation_interval": 7}
     ]
+    (told,) = [control for entry in run.ledger for control in entry.controls]
+    assert told.what == "reconfigure evaluation_interval, learning_rate"
 
 
 async def test_a_wider_window_is_used_at_once(start: Start):

@@ -125,6 +125,9 @@ async def test_a_run_that_holds_can_leave_out_the_row(start_tuned: Start):
 
     run = await start_tuned(Script(play), rows=3, on_fatal="hold")
     await run.until(phase="held")
-    assert await run.handle.execute_update(TrainRun.skip_row) == "skipped"
+    assert await run.handle.execute_update(TrainRun.skip_row) == "skipped row 1"
     result = await run.result()
     assert (result.rows, run.trained) == (3, ["0", "2"])
+    # Whoever resumes the run must not begin the row again.
+    assert [g.key.cursor for g in run.groups if g.rejected] == [1]
+    assert [c.what for entry in run.ledger for c in entry.controls] == ["skip_row 1"]

@@ -8,6 +8,9 @@ from temporalio import activity
 
 from activities import heartbeats
 from everburn.trainers import (
+    KeyRefusedError,
+    QuotaExceededError,
+    TrainerCapacityError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
@@ -15,7 +18,7 @@ from everburn.trainers import (
 from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import Gate
-from workflows import trainer_lease
+from workflows import recovery, trainer_lease
 from workflows.details import describe
 
 LOST = TrainerStateLostError("the service restarted")
@@ -27,7 +30,8 @@ async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Sta
     result = await run.result()
     assert (result.steps, result.version, run.trained) == (3, 3, ["0", "1", "2"])
     assert [entry.epoch for entry in run.ledger] == [1, 2, 2]
-    second = run.trainer.calls[run.trainer.calls.index("open", 1) :]
+    calls = run.trainer.mutations
+    second = calls[calls.index("open", 1) :]
     assert [call for call in second if call != "close"] == [
         "open",
         "load_checkpoint scripted/state-0",
@@ -102,13 +106,13 @@ async def test_a_run_that_holds_after_three_losses_goes_on_with_a_restored_train
     assert run.script.rows_begun == {0}
     script.trainer.mend()
     loading = script.trainer.hold("load_checkpoint")
-    before = len(run.trainer.calls)
+    before = len(run.trainer.mutations)
     await run.handle.execute_update("resume")
     await run.trainer.reached("load_checkpoint", times=3)
     assert run.script.rows_begun == {0}
     loading.open()
     assert (await run.result()).steps == 4
-    after = [call for call in run.trainer.calls[before:] if call != "close"]
+    after = [call for call in run.trainer.mutations[before:] if call != "close"]
     assert after[:5] == [
         "open",
         "load_checkpoint scripted/state-0",
@@ -184,7 +188,7 @@ async def test_a_refused_request_ends_the_run_with_its_text(start: Start):
     failure = await run.failure()
     assert failure.type == "TrainerRejectedError"
     assert "datum 0 has 3 logprobs for 2" in failure.message
-    assert run.trainer.calls[-2:] == ["forward_backward 2", "close"]
+    assert run.trainer.mutations[-2:] == ["forward_backward 2", "close"]
     assert run.trainer.count("open") == 1
 
 
@@ -237,3 +241,70 @@ async def test_a_holder_that_falls_silent_is_noticed_and_replaced(
     await run.result()
     assert [entry.epoch for entry in run.ledger] == [2]
     assert run.trainer.count("close") == 2  # the old session costs nothing any more
+
+
+async def test_capacity_is_waited_for_also_at_the_start(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recovery, "BACKOFF", (0,))
+    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", 1)
+    script = Script()
+    script.trainer.fail_once("open", TrainerCapacityError("all trainers are taken"))
+    run = await start_tuned(script, rows=1)
+    result = await run.result()
+    assert (result.steps, run.trainer.count("open")) == (1, 2)
+
+
+async def test_a_run_that_waits_for_capacity_can_be_stopped(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", 1)
+    script = Script()
+    script.trainer.refuse("open", TrainerCapacityError("all trainers are taken"))
+    run = await start_tuned(script, rows=1)
+    status = await run.until(phase="waiting for capacity")
+    assert "all trainers are taken" in status.waiting_for
+    await run.handle.signal("stop")
+    result = await run.result()
+    assert (result.stopped, result.steps) == (True, 0)
+    assert (await run.status()).notes == ["stopped before it began to train"]
+
+
+async def test_a_quota_that_is_used_up_holds_the_run_whatever_on_fatal_says(start: Start):
+    run = await start(Script(), rows=2)
+    run.trainer.fail_once("optim_step", QuotaExceededError("add credit"))
+    held = await run.until(phase="held")
+    assert held.error is not None and "add credit" in held.error
+    await run.handle.execute_update("resume")
+    result = await run.result()
+    assert (result.steps, run.trained) == (2, ["0", "1"])
+    assert run.trainer.count("open") == 2
+
+
+async def test_a_key_that_is_refused_fails_the_run(start: Start):
+    run = await start(Script(), rows=1)
+    run.trainer.fail_once("optim_step", KeyRefusedError("the key in MY_KEY is refused"))
+    failure = await run.failure()
+    assert failure.type == "KeyRefusedError"
+    assert "MY_KEY" in failure.message
+
+
+async def test_a_key_that_is_refused_at_the_start_can_be_mended_while_the_run_holds(start: Start):
+    script = Script()
+    script.trainer.fail_once("open", KeyRefusedError("the key in MY_KEY is refused"))
+    run = await start(script, rows=1, on_fatal="hold")
+    held = await run.until(phase="held")
+    assert held.error is not None and "MY_KEY" in held.error
+    await run.handle.execute_update("resume")
+    assert (await run.result()).steps == 1
+
+
+async def test_a_sampler_that_serves_other_weights_ends_the_run_before_it_publishes(start: Start):
+    script = Script()
+    script.trainer.served = -1.5
+    run = await start(script, rows=1)
+    failure = await run.failure()
+    assert failure.type == "PublicationMismatchError"
+    assert "doesn't serve what was trained" in failure.message
+    assert "differ from the trainer's by 0.5" in failure.message
+    assert script.begun == []

@@ -1,6 +1,7 @@
 """What gets lost on the way is found again: reports, children, leases."""
 
 import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
 
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script, spread
@@ -81,10 +82,18 @@ async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest
 
     run = await start_tuned(Script(play), rows=1)
     await until(lambda: looks(run, 3))
-    (note,) = (await run.status()).notes
+    status = await run.status()
+    (note,) = status.notes
     assert "nothing has moved" in note and "1 more prompt groups" in note
+    assert "1 more prompt groups" in status.standstill
+    metadata: WorkflowMetadata = await run.handle.query("__temporal_workflow_metadata")
+    assert f"**Standstill: {status.standstill}.**" in metadata.current_details
+    (record,) = [r for r in run.metrics("producer/event") if "producer/waiting_for" in r]
+    assert record["producer/waiting_for"] == "1 more prompt groups"
+    assert record["producer/no_progress_s"] >= 1
     gate.open()
     await run.result()
+    assert (await run.status()).standstill == ""
 
 
 async def looks(run: Run, times: int) -> bool:

@@ -1,0 +1,116 @@
+"""The probe after a publication, against the emulator."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everburn.learning.group import GroupManifest, Member
+from everburn.learning.rollout_file import CompletionRecord, write_rollout
+from everburn.learning.submissions import prepare_submission
+from everburn.refs import GroupKey, group_key, rollout_key
+from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.store import ArtifactStore
+from everburn.trainers import PublicationMismatchError
+from everburn.trainers.agreement import (
+    BEFORE_ANY_COMPLETION,
+    SCORED_TOKENS,
+    check_served,
+    recorded_completion,
+)
+from everburn.trainers.serverless import ServerlessTrainer
+from support.emulator import RunningEmulator
+
+from .test_serverless import ADAM, a_config, a_datum
+
+TOKENS = [2, 3, 4, 5, 6, 7]
+
+
+@pytest.fixture
+async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]:
+    session = await ServerlessTrainer.open(a_config(emulator.base_url))
+    yield session
+    await session.close()
+
+
+async def train(trainer: ServerlessTrainer) -> None:
+    for _ in range(3):
+        await trainer.forward_backward([a_datum()], "importance_sampling", {})
+        await trainer.optim_step(ADAM)
+
+
+async def test_what_is_served_is_what_was_trained(trainer: ServerlessTrainer) -> None:
+    await train(trainer)
+    snapshot = await trainer.publish("policy-0001-e1")
+    assert await check_served(trainer, snapshot, TOKENS, 2, 0.002) < 1e-4
+
+
+async def test_stale_weights_are_found(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    await trainer.publish("policy-0000-e1")
+    emulator.plan_fault("save_weights_for_sampler", "stale_weights")
+    await train(trainer)
+    stale = await trainer.publish("policy-0001-e1")
+    with pytest.raises(PublicationMismatchError, match=r"policy-0001-e1.* over 4 tokens"):
+        await check_served(trainer, stale, TOKENS, 2, 0.002)
+
+
+async def test_the_probe_leaves_gradients_and_weights_alone(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    paths = []
+    for probed in (False, True):
+        session = await ServerlessTrainer.open(a_config(emulator.base_url, seed=5))
+        snapshot = await session.publish("policy-0000-e1")
+        await session.forward_backward([a_datum()], "grpo", {})
+        if probed:
+            await check_served(session, snapshot, TOKENS, 2, 0.002)
+        await session.optim_step(ADAM)
+        paths.append(await session.save_checkpoint("state-1"))
+        await session.close()
+    first, second = (emulator.saved_weights(path) for path in paths)
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_a_completion_of_the_step_is_recorded(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    key = GroupKey(cursor=3)
+    tokens = [1, 2, *range(3, 200)]
+    segment = RolloutSample(tokens, [0.0] * len(tokens), [0, 0] + [1] * 197, 1.0)
+    record = CompletionRecord(
+        run="r",
+        cursor=3,
+        row_index=0,
+        epoch=0,
+        attempt=0,
+        completion=0,
+        version=0,
+        versions=[0],
+        at_token_limit=False,
+        output_tokens=197,
+        prompt="",
+        answer="",
+        info={},
+        seconds=1.0,
+    )
+    stored = write_rollout(store, rollout_key(key, 0), record, RolloutRun([segment]))
+    member = Member(
+        completion=0,
+        stored=stored,
+        reward=1.0,
+        advantage=1.0,
+        segments=1,
+        tokens=199,
+        trained_tokens=197,
+        row_index=0,
+        epoch=0,
+    )
+    group = GroupManifest(
+        key=key, version=0, fate="accepted", completions=1, members=[member], lost=[]
+    )
+    store.put_json(group_key(key), group.model_dump(mode="json"))
+    prepare_submission(store, 1, 0, 2, [key])
+
+    assert recorded_completion(store, 1, 2) == (tokens[: 2 + SCORED_TOKENS], 2)
+    assert recorded_completion(store, 0, 2) == (BEFORE_ANY_COMPLETION, 1)

@@ -1,0 +1,181 @@
+"""Each row of the table of errors, shown by a fault of the emulator through the unmodified SDK."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.trainers import (
+    KeyRefusedError,
+    QuotaExceededError,
+    TrainerCapacityError,
+    TrainerError,
+    TrainerRejectedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+    serverless,
+)
+from everburn.trainers.errors import RULES, signs_of, translated
+from everburn.trainers.serverless import ServerlessTrainer
+from support.emulator import RunningEmulator
+
+from .test_serverless import ADAM, a_config, a_datum
+
+ALWAYS = 1000
+DOCS = Path(__file__).parents[2] / "docs" / "fireworks.md"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serverless, "QUOTA_PATIENCE", 0)
+
+
+@pytest.fixture
+async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]:
+    session = await ServerlessTrainer.open(a_config(emulator.base_url))
+    yield session
+    emulator.admin("DELETE", "faults")
+    await session.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "expected", "text"),
+    [
+        (401, "", KeyRefusedError, "the API key in FIREWORKS_API_KEY is refused"),
+        (403, "", KeyRefusedError, "the API key in FIREWORKS_API_KEY lacks the permission"),
+        (402, "", QuotaExceededError, "quota is used up"),
+        (400, "at capacity", TrainerCapacityError, "no capacity for another session"),
+        (422, "", TrainerRejectedError, "injected fault"),
+    ],
+)
+async def test_opening(
+    emulator: RunningEmulator,
+    status: int,
+    message: str,
+    expected: type[TrainerError],
+    text: str,
+) -> None:
+    emulator.plan_fault("create_session", "status", status=status, message=message, count=ALWAYS)
+    with pytest.raises(expected, match=text) as caught:
+        await ServerlessTrainer.open(a_config(emulator.base_url))
+    assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "status", "expected", "text"),
+    [
+        ("optim_step", 402, QuotaExceededError, "add credit"),
+        ("retrieve_future", 402, QuotaExceededError, "add credit"),
+        ("optim_step", 401, KeyRefusedError, "FIREWORKS_API_KEY is refused"),
+        ("retrieve_future", 403, KeyRefusedError, "lacks the permission"),
+        ("optim_step", 410, TrainerStateLostError, "injected fault"),
+        ("retrieve_future", 404, TrainerStateLostError, "404"),
+        ("retrieve_future", 410, TrainerStateLostError, "expired"),
+        ("retrieve_future", 409, TrainerStateLostError, "409"),
+        ("optim_step", 400, TrainerStateLostError, "injected fault"),
+    ],
+)
+async def test_working(
+    emulator: RunningEmulator,
+    trainer: ServerlessTrainer,
+    operation: str,
+    status: int,
+    expected: type[TrainerError],
+    text: str,
+) -> None:
+    await trainer.forward_backward([a_datum()], "grpo", {})
+    emulator.plan_fault(operation, "status", status=status, count=ALWAYS)
+    with pytest.raises(expected, match=text) as caught:
+        await trainer.optim_step(ADAM)
+    assert type(caught.value) is expected
+
+
+async def test_a_rate_limit_is_waited_for_in_place(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    emulator.plan_fault("forward_backward", "status", status=429, retry_after=1)
+    emulator.plan_fault("retrieve_future", "status", status=429, retry_after=1)
+    gradients = await trainer.forward_backward([a_datum()], "grpo", {})
+    assert "loss:sum" in gradients.metrics
+
+
+async def test_a_client_that_a_refusal_has_poisoned_says_so(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    emulator.plan_fault("forward_backward", "status", status=400)
+    with pytest.raises(TrainerStateLostError):
+        await trainer.forward_backward([a_datum()], "grpo", {})
+    with pytest.raises(TrainerStateLostError, match="sends nothing more after a refused"):
+        await trainer.forward_backward([a_datum()], "grpo", {})
+
+
+async def test_a_result_that_never_comes_ends_the_lease(
+    emulator: RunningEmulator, trainer: ServerlessTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serverless, "RESULT_TIMEOUT", 0.3)
+    emulator.plan_fault("retrieve_future", "delay", seconds=3)
+    with pytest.raises(TrainerStateLostError, match="no result in time"):
+        await trainer.forward_backward([a_datum()], "grpo", {})
+
+
+@pytest.mark.parametrize("operation", ["optim_step", "retrieve_future"])
+async def test_a_malformed_reply_ends_the_lease(
+    emulator: RunningEmulator, trainer: ServerlessTrainer, operation: str
+) -> None:
+    await trainer.forward_backward([a_datum()], "grpo", {})
+    emulator.plan_fault(operation, "malformed", count=ALWAYS)
+    with pytest.raises(TrainerStateLostError, match="can't be read"):
+        await asyncio.wait_for(trainer.optim_step(ADAM), 60)
+
+
+@pytest.mark.parametrize("status", [404, 425])
+async def test_a_snapshot_that_is_never_loaded_surfaces_the_servers_error(
+    emulator: RunningEmulator,
+    trainer: ServerlessTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:
+    monkeypatch.setattr(serverless, "SERVED_TIMEOUT", 0.5)
+    monkeypatch.setattr(serverless, "SERVED_INTERVAL", 0.1)
+    snapshot = await trainer.publish("policy-0000-e1")
+    emulator.plan_fault("sample", "status", status=status, message="still loading", count=ALWAYS)
+    with pytest.raises(TrainerStateLostError, match=f"sampling from {snapshot.path}.*{status}"):
+        await trainer.served_logprobs(snapshot, [1, 2, 3])
+
+
+async def test_a_service_that_is_down_is_unavailable(emulator: RunningEmulator) -> None:
+    config = a_config(emulator.base_url)
+    error = ConnectionError("refused")
+    assert type(translated(error, "open", config.api_key_env, opening=True)) is (
+        TrainerUnavailableError
+    )
+
+
+@pytest.mark.parametrize("status", [409, 429])
+def test_too_many_sessions_are_waited_for(status: int) -> None:
+    """The SDK repeats these for five minutes before it raises: too long for a test."""
+    error = RuntimeError(f"Failed to create (HTTP {status})")
+    assert isinstance(translated(error, "open", "KEY", opening=True), TrainerCapacityError)
+
+
+def test_a_limit_that_outlasts_the_sdk_ends_the_lease() -> None:
+    found = translated(RuntimeError("HTTP 429"), "optim_step", "KEY")
+    assert type(found) is TrainerStateLostError
+    assert "longer than the SDK waits" in str(found)
+
+
+def test_causes_count() -> None:
+    outer = ValueError("Error retrieving result")
+    inner: Any = RuntimeError("refused")
+    inner.status_code = 401
+    outer.__cause__ = inner
+    assert signs_of(outer).status == 401
+    inner.__cause__ = outer
+    assert signs_of(outer).types >= {"ValueError", "RuntimeError"}
+
+
+def test_every_row_is_documented() -> None:
+    page = DOCS.read_text()
+    assert [rule.case for rule in RULES if f"| {rule.case} |" not in page] == []

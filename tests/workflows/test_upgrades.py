@@ -1,0 +1,97 @@
+"""A running run outlives the workers that it began on: it changes over to a newer build."""
+
+import asyncio
+import contextlib
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from temporalio.client import Client
+
+from support.farm import Farm, Run, open_farm, register_namespace
+from support.histories import replay, run_histories
+from support.script import Draw, Script
+from support.waiting import Gate, until
+from workers.temporal_server import find_binary
+
+NAMESPACE = "builds"
+
+
+async def test_a_run_changes_over_to_a_new_build_between_two_steps(
+    temporal_server: str, tiny_tokenizer: Path, tmp_path: Path
+):
+    await register_namespace(temporal_server, NAMESPACE)
+    rows = 8
+    gates = [Gate() for _ in range(rows)]
+    gates[0].open()
+
+    async def play(draw: Draw) -> float:
+        await gates[draw.row].passed()
+        return draw.completion
+
+    def workers(build: str) -> AbstractAsyncContextManager[Farm]:
+        return open_farm(temporal_server, NAMESPACE, tiny_tokenizer, build=build)
+
+    async with contextlib.AsyncExitStack() as old, workers("2") as new:
+        first = await old.enter_async_context(workers("1"))
+        client = new.client
+        await make_current(temporal_server, "1")
+        run = await first.start(Script(play), tmp_path, rows=rows, max_head_offpolicy_versions=2)
+        await run.until(step=1, groups_in_flight=3)
+        assert await builds_of(client, run, "row-1.0", "lease-1") == ["1", "1", "1"]
+
+        await make_current(temporal_server, "2")
+        gates[1].open()
+        await until(lambda: runs_on(client, run, "2"), lambda: "the run stays with the old build")
+        # Groups stay where they began, and report to the run on the new build.
+        gates[2].open()
+        await run.until(step=3, groups_in_flight=3)
+        assert await builds_of(client, run, "row-3.0", "row-5.0") == ["2", "1", "2"]
+        assert run.trainer.count("open") == 1
+
+        gates[3].open()
+        gates[4].open()
+        await run.until(step=5, groups_in_flight=3)
+        # The old build can go, and the session that its trainer worker holds with it.
+        await old.aclose()
+        for gate in gates:
+            gate.open()
+        result = await run.result()
+        assert (result.steps, result.rows) == (rows, rows)
+        assert sorted(run.trained) == [str(row) for row in range(rows)]
+        assert {entry.epoch for entry in run.ledger} == {1, 2}
+        assert run.handle.first_execution_run_id is not None
+        histories = await run_histories(client, run.id, run.handle.first_execution_run_id)
+        await replay(histories, new.plugins)
+
+
+async def make_current(address: str, build: str) -> None:
+    """As an operator does, once the workers of a build are there."""
+    command = [
+        *("worker", "deployment", "set-current-version", "--yes", "--address", address),
+        *("--namespace", NAMESPACE, "--deployment-name", "everburn", "--build-id", build),
+    ]
+
+    async def is_set() -> bool:
+        process = await asyncio.create_subprocess_exec(
+            find_binary(),
+            *command,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        return await process.wait() == 0
+
+    await until(is_set, lambda: f"build {build} can't become current")
+
+
+async def builds_of(client: Client, run: Run, *children: str) -> list[str]:
+    """The builds that the tasks of a run and of some of its children go to."""
+    found = []
+    for workflow in (run.id, *(f"{run.id}/{child}" for child in children)):
+        info = (await client.get_workflow_handle(workflow).describe()).raw_description
+        version = info.workflow_execution_info.versioning_info.deployment_version
+        found.append(version.build_id)
+    return found
+
+
+async def runs_on(client: Client, run: Run, build: str) -> bool:
+    return await builds_of(client, run) == [build]
