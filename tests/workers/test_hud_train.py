@@ -68,11 +68,11 @@ def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
     (folder / "out/eval-before.json").write_text("stale")
     (folder / "out/metrics.jsonl").write_text("stale\n")
     run = everburn.start(*TRAIN, "--steps", "4", "--checkpoint-every", "2", HUD_API_KEY="")
-    wait_until(lambda: "step 01/4" in everburn.output, "the first step")
+    wait_until(lambda: "step 01/4" in everburn.output, "the first step", timeout=300)
     stack = StackFolder(folder).find()
     assert stack is not None
     os.kill(stack.services["rollout"].pid, signal.SIGKILL)
-    assert run.wait(timeout=120) == 0, everburn.output
+    assert run.wait(timeout=300) == 0, everburn.output
 
     config = read(folder / "out/config.json")
     assert (config["backend"], config["steps"], config["max_tokens"]) == ("emulator", 4, 6)
