@@ -130,7 +130,8 @@ class HudOptions:
         defaults = asdict(PROFILES[given["backend"]])
         names = [field.name for field in fields(cls)]
         chosen = {name: given[name] for name in names if given.get(name) is not None}
-        return cls(**{name: chosen.get(name, defaults.get(name)) for name in names})
+        values: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in names}
+        return cls(**values)
 
     def check(self, folder: Path) -> None:
         """Everything that can be checked without looking at tasks; in the recipe's order.

@@ -5,6 +5,7 @@ that talk to them: those run where rollouts run, and reach an environment over i
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -119,4 +120,12 @@ class _Serving:
 @lru_cache(maxsize=1)
 def _environment_loop() -> UserLoop:
     """Of this process, for as long as it lives."""
+    logging.getLogger("asyncio").addFilter(_is_news)
     return UserLoop("hud environments")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Python 3.11 logs an error for each connection whose handler is cancelled, which is how HUD
+    ends every environment."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is not asyncio.CancelledError or "connection_made" not in record.getMessage()
