@@ -150,7 +150,8 @@ class TrainRun:
     async def _begin(self, config: dict[str, object], *, anew: bool) -> bool:
         """Everything before the first step; false if the run was stopped over it."""
         state = self._state
-        if (problem := self._config.origin_problem()) is not None:
+        problem = self._config.origin_problem() if anew else None
+        if problem is not None:
             raise ApplicationError(problem, type="InvalidConfig", non_retryable=True)
         self._phase("starting" if anew else "resuming", "the run's folder")
         created = await self._recorder.create_run(config)
@@ -226,19 +227,16 @@ class TrainRun:
                 remember(state, CheckpointAt(step=0, path=saved.path))
                 return
             except LeaseLostError as loss:
-                if await self._recovery.is_closed(loss):
+                await self._trainer.abandon(loss)
+                if self._recovery.is_closed(loss):
                     await self._producer.settle_fatal()
                 elif loss.kind == CAPACITY:
-                    await self._wait_for_capacity(loss, attempts)
+                    # It may take days; nothing is held meanwhile.
+                    self._phase("waiting for capacity", f"a trainer session: {loss}")
+                    await workflow.sleep(backoff(attempts))
                     attempts += 1
                 elif state.grant is None or (losses := losses + 1) == MAX_LOSSES:
                     raise
-                await self._trainer.abandon(loss)
-
-    async def _wait_for_capacity(self, loss: LeaseLostError, attempts: int) -> None:
-        """It may take days; nothing is held meanwhile."""
-        self._phase("waiting for capacity", f"a trainer session: {loss}")
-        await workflow.sleep(backoff(attempts), summary="wait for capacity")
 
     async def _load_origin(self) -> None:
         """What the run's configuration starts from, where that isn't the base model."""

@@ -119,8 +119,11 @@ class Trainer(Protocol):
         """Make the current weights available to samplers under `name`."""
         ...
 
-    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
-        """Log-probability of each token but the first, as a sampler of the snapshot computes it.
+    async def score_twice(
+        self, snapshot: Snapshot, tokens: list[int]
+    ) -> tuple[list[float], list[float]]:
+        """The logprob of each token after the first, under the session's current weights, and as a
+        sampler of the snapshot computes it.
 
         Raises TrainerStateLostError where the snapshot isn't served.
         """

@@ -179,7 +179,16 @@ class ServerlessTrainer:
         finally:
             sampler.close()
 
+    async def score_twice(
+        self, snapshot: Snapshot, tokens: list[int]
+    ) -> tuple[list[float], list[float]]:
+        (own,), served = await asyncio.gather(
+            self.forward([tokens]), self.served_logprobs(snapshot, tokens)
+        )
+        return own, served
+
     async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
+        """The sampler's half of `score_twice`."""
         with self._translated(f"sampling from {snapshot.path}"):
             # Longer than the wait within: that one knows what the server says.
             return await asyncio.wait_for(self._score(snapshot, tokens), 2 * SERVED_TIMEOUT)

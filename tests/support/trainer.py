@@ -40,11 +40,6 @@ class ScriptedTrainer:
     _failing: dict[str, tuple[int, Exception]] = field(default_factory=dict)
     _poisoned: set[str] = field(default_factory=set)
 
-    @property
-    def mutations(self) -> list[str]:
-        """Calls without those that change nothing."""
-        return [call for call in self.calls if not call.startswith("forward ")]
-
     def hold(self, call: str) -> Gate:
         """Calls that begin like this wait at the gate, from now on."""
         return self._gates.setdefault(call, Gate())
@@ -96,8 +91,11 @@ class ScriptedTrainer:
         result = [[-1.0] * (len(sequence) - 1) for sequence in sequences]
         return await self._do(f"forward {len(sequences)}", result)
 
-    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
-        return [self.served] * (len(tokens) - 1)
+    async def score_twice(
+        self, snapshot: Snapshot, tokens: list[int]
+    ) -> tuple[list[float], list[float]]:
+        count = len(tokens) - 1
+        return [-1.0] * count, [self.served] * count
 
     async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
         name = f"accounts/scripted/models/{model_id}"
