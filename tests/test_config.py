@@ -202,6 +202,40 @@ def test_two_ways_to_evaluate_exclude_each_other():
     ]
 
 
+def test_what_a_run_starts_from_is_one_thing():
+    reference = "acme/run-" + "0123456789abcdef" * 2 + "/state-4"
+    adapter = "accounts/acme/models/warm"
+    assert problems(init_from_checkpoint=reference, warm_start_from_adapter=adapter) == [
+        "warm_start_from_adapter: excludes init_from_checkpoint: a checkpoint brings its own "
+        "weights"
+    ]
+    assert problems(warm_start_from_adapter=adapter, lora_rank=0, backend="emulator") == [
+        "lora_rank: must be the adapter's rank, above 0, to start from an adapter"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("init_from_checkpoint", "policy-0001-e1-0123abcd", "is a sampler snapshot"),
+        ("init_from_checkpoint", "tinker://x", "isn't a checkpoint"),
+        ("warm_start_from_adapter", "my-adapter", "isn't an adapter"),
+        ("output_model_id", "My Model", "can't be the id of a model"),
+        ("output_model_id", "x" * 64, "1 to 63 characters"),
+    ],
+)
+def test_references_have_their_forms(field: str, value: str, text: str):
+    (line,) = problems(**{field: value})
+    assert line.startswith(f"{field}: ") and text in line
+
+
+def test_a_new_run_has_no_checkpoints_of_its_own():
+    assert config().origin_problem() is None
+    problem = config(init_from_checkpoint="state-4").origin_problem()
+    assert problem is not None
+    assert "everburn resume RUN --set init_from_checkpoint=state-4" in problem
+
+
 def test_the_smallest_values_that_are_allowed_together():
     settings = config(
         completions_per_prompt=2, min_group_size=2, max_concurrency_rollout_sample=2, max_seq_len=2
