@@ -166,9 +166,9 @@ class TrainerLease:
 
 @workflow.defn(name="TrainerLease", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class UpgradedTrainerLease(TrainerLease):
-    """A TrainerLease on versioned workers. It lives for as long as its session: were it pinned to the
-    build that it began on, as other workflows are, no build could go. (On unversioned workers the
-    server refuses any behaviour.)"""
+    """A TrainerLease on versioned workers. It lives for as long as its session: were it pinned to
+    the build that it began on, as other workflows are, no build could go. On unversioned workers
+    the server refuses that a workflow says so."""
 
     @workflow.init
     def __init__(self, order: LeaseOrder) -> None:
