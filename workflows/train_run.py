@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeUpdate, VersioningBehavior
+from temporalio.common import RetryPolicy, SearchAttributeUpdate
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -72,7 +72,7 @@ GROUPS_END_TIMEOUT = 30.0
 """Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
 
 
-@workflow.defn(versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn
 class TrainRun:
     @workflow.init
     def __init__(self, config: Any = None, state: RunState | None = None) -> None:
