@@ -36,6 +36,7 @@ from everburn.rollouts import (
     RolloutRun,
     RolloutSetup,
     context_parameters,
+    require_routing,
     validate_rollout,
 )
 from everburn.run_folder import stored_config
@@ -196,6 +197,8 @@ class RolloutRunner:
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
+        if self.config.router_replay:
+            require_routing(run, scope.where)
         return Finished(run, scope, time.monotonic() - started)
 
     def _record(
@@ -279,11 +282,5 @@ def make_rollout_fn(
 
 def resolve_names(config: RunConfig) -> None:
     """Import everything that a config names. Raises EntrypointError for the first that fails."""
-    for entrypoint in (
-        config.rollout,
-        config.dynamic_filter,
-        config.evaluation,
-        config.prepare_batch,
-    ):
-        if entrypoint is not None:
-            resolve(entrypoint)
+    for entrypoint in (*config.rollout_entrypoints, *config.trainer_entrypoints):
+        resolve(entrypoint)

@@ -241,6 +241,28 @@ def validate_rollout(value: object, where: str, vocab_size: int | None = None) -
     return value
 
 
+def require_routing(run: RolloutRun, where: str) -> None:
+    """Check that every segment carries the routing of its trained tokens, for router replay.
+
+    Raises:
+        InvalidRolloutError: naming the place and the first token without.
+    """
+    for index, segment in enumerate(run.segments):
+        if segment.routing is None:
+            raise InvalidRolloutError(
+                f"{where} · segment {index}: has no routing, and router_replay is set: hand "
+                "Sample.routing on, or set router_replay to false if the model has no experts"
+            )
+        for position, (flag, matrix) in enumerate(
+            zip(segment.loss_mask, segment.routing, strict=True)
+        ):
+            if flag and position and not matrix:
+                raise InvalidRolloutError(
+                    f"{where} · segment {index}: token {position} is trained and has no routing, "
+                    "and router_replay is set"
+                )
+
+
 def _segment_problem(segment: object, vocab_size: int | None) -> str | None:
     if not isinstance(segment, RolloutSample):
         return f"is a {type(segment).__name__}, not a RolloutSample"

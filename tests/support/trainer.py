@@ -9,7 +9,9 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from everburn.config import Entrypoint
 from everburn.learning.datums import Datum
+from everburn.learning.losses import Settings
 from everburn.ledger import AdamParams
 from everburn.trainers import Gradients, Snapshot
 from support.waiting import Gate, until
@@ -81,7 +83,7 @@ class ScriptedTrainer:
         return f"scripted-{self.count('open')}"
 
     def forward_backward(
-        self, datums: list[Datum], loss: str, loss_config: dict[str, float | str | bool]
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
     ) -> Awaitable[Gradients]:
         self.datums.append(datums)
         result = Gradients(

@@ -192,6 +192,14 @@ async def test_a_refused_request_ends_the_run_with_its_text(start: Start):
     assert run.trainer.count("open") == 1
 
 
+async def test_a_loss_that_cannot_be_imported_costs_no_session(start: Start):
+    run = await start(Script(), rows=1, loss={"name": "support.losses:no_such_loss"})
+    failure = await run.failure()
+    assert failure.type == "EntrypointError"
+    assert "has no 'no_such_loss'" in failure.message
+    assert run.trainer.calls == []
+
+
 async def test_a_refused_request_ends_the_run_before_its_batch_is_full(start: Start):
     never = Gate()
 
