@@ -1,6 +1,8 @@
 """Whole runs through the unmodified SDK against the emulator: what is trained is what the ledger
 says, bit for bit."""
 
+import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +164,30 @@ async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_infer
     assert fresh["train/inference_k3"] < 1e-6
     assert stale["train/inference_k3"] > 1e-3
     assert stale["async/version_offset_max"] == 0  # by the run's own books all was well
+
+
+async def test_the_metrics_are_those_that_the_documentation_defines(
+    start: Start, emulator: RunningEmulator
+):
+    """In both directions, with everything in one run that has figures of its own."""
+    fields = tiny_turns.fields(
+        emulator.base_url,
+        prepare_batch={"name": "everburn.learning.igpo:prepare_batch"},
+        loss="dapo",
+        max_concurrency_rollout_sample=4,
+        dcp_save_interval=1,
+    )
+    run = await start(Script(evaluate=lambda step, rollout_fn: {"score": 1.0}), rows=2, **fields)
+    await run.result()
+
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| (\w+/.*?) \|", page, flags=re.MULTILINE)
+    documented = {name for row in rows for name in row.split(", ")}
+    steps, producer = run.metrics(), run.metrics("producer/event")
+    written = {name for record in steps + producer for name in record}
+    assert {name for name in written if not any(fnmatch(name, d) for d in documented)} == {
+        "rollout/step",
+        "producer/event",
+    }
+    missing = {name for name in documented if not any(fnmatch(w, name) for w in written)}
+    assert {name for name in missing if not name.startswith("recovery/")} == {"loss/*"}
