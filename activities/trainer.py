@@ -295,7 +295,7 @@ class TrainerActivities:
         from everburn.learning.batch import prepare_batch
         from everburn.refs import decode_groups
         from everburn.run_folder import stored_config
-        from everburn.trainers import TrainerStateLostError
+        from everburn.trainers import TrainerClosedError, TrainerStateLostError
         from everburn.user_loop import UserLoop
 
         if self._user_loop is None:
@@ -309,11 +309,9 @@ class TrainerActivities:
             return await self._user_loop.run(
                 lambda: prepare_batch(run, order.step, groups, entrypoint, score)
             )
+        except (TrainerStateLostError, TrainerClosedError):
+            raise
         except Exception as error:
-            # User code may have caught the loss of the session, or stumbled over it.
-            if lease.ended is not None:
-                # A new error: that one is in this one's chain, which must not become a circle.
-                raise TrainerStateLostError(str(lease.ended)) from lease.ended
             where = f"run {run.id} · step {order.step} · {entrypoint.name}"
             raise application_error(error, where=where) from error
 
@@ -463,15 +461,10 @@ _closings: set["asyncio.Future[None]"] = set()
 
 def _scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
     """The session's forward pass for user code, which runs on a loop of its own."""
-    from everburn.trainers import TrainerStateLostError
     from everburn.trainers.finite import require_finite_logprobs
 
     async def forward(sequences: list[list[int]]) -> list[list[float]]:
-        try:
-            return require_finite_logprobs("forward", await lease.trainer.forward(sequences))
-        except TrainerStateLostError as error:
-            await lease.end(error)
-            raise
+        return require_finite_logprobs("forward", await lease.trainer.forward(sequences))
 
     async def score(sequences: list[list[int]]) -> list[list[float]]:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(forward(sequences), loop))

@@ -138,7 +138,7 @@ class ServerlessTrainer:
             # A task, since its place in the queue of custom losses is taken by this call.
             return asyncio.ensure_future(self._custom(datums, loss))
         wire_loss, wire_config = wire_loss_of(loss, loss_config)
-        data = [to_sdk(datum, routing=self._config.router_replay) for datum in datums]
+        data = [self._to_sdk(datum) for datum in datums]
         with self._translated("forward_backward"):
             future = self._client.forward_backward(data, wire_loss, wire_config or None)
         return self._gradients(future)
@@ -260,6 +260,26 @@ class ServerlessTrainer:
             # The session may be gone already, which is what closing wants.
             log.info("ending session %s: %s", session, describe(error))
         _close_quietly(self._service)
+
+    async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:
+        """Two requests, between which the loss is computed here; those of one call go before those
+        of the next, so that gradients are added up in the order of the calls."""
+        loss = CustomLoss(entrypoint, datums)
+        replayed = self._config.router_replay
+        data = [to_sdk_targets(datum, routing=replayed) for datum in datums]
+        async with self._custom_turn:
+            with self._translated("forward_backward_custom"):
+                sending = asyncio.to_thread(self._client.forward_backward_custom, data, loss)
+                future = await asyncio.wait_for(sending, RESULT_TIMEOUT)
+            gradients = await self._gradients(future)
+        return replace(
+            gradients,
+            metrics=gradients.metrics | {"loss:sum": loss.value},
+            loss_metrics=loss.metrics,
+        )
+
+    def _to_sdk(self, datum: Datum) -> Any:
+        return to_sdk(datum, routing=self._config.router_replay)
 
     @contextmanager
     def _translated(self, operation: str) -> Iterator[None]:
