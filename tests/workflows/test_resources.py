@@ -20,7 +20,7 @@ def leave_behind(store: ArtifactStore, number: int, reaper: str = "note") -> Non
         at=time.time(),
         where="a completion of a dead worker",
     )
-    store.put_json(resource_key("row-000099.0.completion-0", str(number)), record.model_dump())
+    store.put_json(resource_key("row-000099.0.0", str(number)), record.model_dump())
 
 
 class Leaving:
