@@ -291,21 +291,6 @@ class ServerlessTrainer:
         except Exception as error:
             raise translated(error, operation, self._config.api_key_env) from error
 
-    async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:
-        """Two requests, between which the loss is computed here; those of one call go before those
-        of the next, so that gradients are added up in the order of the calls."""
-        loss = CustomLoss(entrypoint, datums)
-        data = [to_sdk_targets(datum, routing=self._config.router_replay) for datum in datums]
-        async with self._custom_turn:
-            with self._translated("forward_backward_custom"):
-                future = await asyncio.to_thread(self._client.forward_backward_custom, data, loss)
-            gradients = await self._gradients(future)
-        return replace(
-            gradients,
-            metrics=gradients.metrics | {"loss:sum": loss.value},
-            loss_metrics=loss.metrics,
-        )
-
     async def _gradients(self, future: Any) -> Gradients:
         with self._translated("forward_backward"):
             output = await asyncio.wait_for(_result(future), RESULT_TIMEOUT)
