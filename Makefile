@@ -1,15 +1,19 @@
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+NAME := frozen_lake
 
 .DEFAULT_GOAL := help
-.PHONY: help run test chaos check format clean
+.PHONY: help run example test chaos check format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(INSTALLED) ## Train the arithmetic example from nothing, with everything it needs
 	$(BIN)/everburn run examples/arithmetic/run.json
+
+example: $(INSTALLED) ## Train another example: make example NAME=multihop_qa
+	$(BIN)/everburn run examples/$(NAME)/run.json
 
 test: $(INSTALLED) ## Run all tests
 	$(BIN)/pytest -q --durations=10
