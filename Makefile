@@ -11,7 +11,7 @@ help: ## Show this list
 run: $(INSTALLED) ## Train the arithmetic example from nothing, with everything it needs
 	$(BIN)/everburn run examples/arithmetic/run.json
 
-example: $(INSTALLED) ## Train another example: make example NAME=hud
+example: $(INSTALLED) ## Train another example: make example NAME=frozen_lake
 	@test -f "examples/$(NAME)/run.json" || \
 	  { echo "which example? NAME is one of:" \
 	      $(patsubst examples/%/run.json,%,$(wildcard examples/*/run.json)) >&2; exit 1; }

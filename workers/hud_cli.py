@@ -159,7 +159,7 @@ def _calibrate(options: HudOptions, folder: Path) -> None:
     from workers.signals import sigterm_interrupts
 
     with sigterm_interrupts():
-        found = calibrate_here(options.run_file(folder).config, folder, console)
+        found = calibrate_here(options.run_file(folder).config, folder)
     say(
         f"calibration: {len(found.draws)}/{found.asked} rollouts completed "
         f"reward_mean={found.reward_mean:.3f} "
