@@ -8,7 +8,7 @@ import typer
 
 from workers.errors import BadInputError, UserError
 from workers.hud_recipe import EMULATOR, FIREWORKS, Backend, HudOptions, LossFn
-from workers.terminal import console, say, stay_with
+from workers.terminal import say, stay_with
 
 app = typer.Typer(
     name="hud",
