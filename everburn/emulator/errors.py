@@ -69,6 +69,21 @@ class NotFound(EmulatorError):
     category = "user"
 
 
+class AlreadyExists(EmulatorError):
+    """A resource of this id exists, or existed: ids of deleted trainer jobs stay taken."""
+
+    status = 409
+    code = "ALREADY_EXISTS"
+    category = "user"
+
+
+class NotReady(EmulatorError):
+    """A deployment that loads weights, or has no replica, can't answer yet."""
+
+    status = 425
+    code = "TOO_EARLY"
+
+
 class SessionExpired(EmulatorError):
     """The session existed and is gone, with everything it held."""
 

@@ -3,6 +3,9 @@
 /v1/...                              control plane: accounts, sessions
 /training/v1/serverless/api/v1/...   training (training.py)
 /training/v1/serverless/inference/.. sampling (completions.py)
+/training/v1/rlorTrainerJobs/...     training on a dedicated job; jobs, deployments, hotload:
+                                     dedicated.py
+/inference/...                       sampling at a deployment
 /emulator/...                        tests only (admin.py), with --enable-faults
 """
 
@@ -19,6 +22,7 @@ from starlette.routing import Route
 from everburn.emulator import wire
 from everburn.emulator.admin import admin_routes
 from everburn.emulator.completions import CompletionsRoute
+from everburn.emulator.dedicated import managed_routes
 from everburn.emulator.errors import EmulatorError
 from everburn.emulator.faults import FaultPlan, FaultyApp
 from everburn.emulator.service import Emulator, EmulatorSettings
@@ -51,10 +55,12 @@ def create_app(settings: EmulatorSettings) -> FastAPI:
     app.state.emulator = emulator
     app.add_exception_handler(EmulatorError, _on_error)
     app.include_router(training_routes(emulator), prefix=SERVERLESS)
-    completions = Route(
-        f"{SERVERLESS}/inference/v1/completions", CompletionsRoute(emulator), methods=["POST"]
-    )
-    app.router.routes.insert(0, completions)  # the busiest; routes are tried in order
+    app.include_router(managed_routes(emulator))
+    for prefix in (SERVERLESS, ""):
+        completions = Route(
+            f"{prefix}/inference/v1/completions", CompletionsRoute(emulator), methods=["POST"]
+        )
+        app.router.routes.insert(0, completions)  # the busiest; routes are tried in order
 
     @app.get("/v1/accounts")
     async def accounts() -> Response:
