@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from everburn.resources import DeploymentResource, TrainerResource
+
 MAX_COMPLETIONS = 512
 """Of a row: each is an activity of one workflow, and a server allows so many to be pending."""
 MAX_CONFIG_BYTES = 64 * 1024
@@ -121,7 +123,16 @@ class RunConfig(BaseModel):
     )
     lora_rank: _Natural = Field(default=0, description="0 trains all parameters.")
     lora_alpha: _Count = 32
-    backend: Literal["emulator", "serverless"] = "serverless"
+    backend: Literal["emulator", "emulator-dedicated", "serverless", "dedicated"] = Field(
+        default="serverless",
+        description="A service of Fireworks, or the local emulator in the place of either.",
+    )
+    trainer: TrainerResource | None = Field(
+        default=None, description="The trainer job of dedicated training."
+    )
+    deployment: DeploymentResource | None = Field(
+        default=None, description="The deployment of dedicated training."
+    )
     base_url: str | None = Field(
         default=None,
         description="Of the training API; by default Fireworks, or the local emulator's.",
@@ -222,6 +233,24 @@ class RunConfig(BaseModel):
         return self.collect_full_batch or self.prepare_batch is not None
 
     @property
+    def local(self) -> bool:
+        """Whether it trains on the emulator."""
+        return self.backend in ("emulator", "emulator-dedicated")
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether it trains on a job of its own and samples from a deployment."""
+        return self.backend in ("dedicated", "emulator-dedicated")
+
+    @property
+    def trainer_resource(self) -> TrainerResource:
+        return self.trainer or TrainerResource()
+
+    @property
+    def deployment_resource(self) -> DeploymentResource:
+        return self.deployment or DeploymentResource()
+
+    @property
     def evaluates(self) -> bool:
         return self.evaluation is not None or self.evaluation_dataset is not None
 
@@ -283,10 +312,38 @@ class RunConfig(BaseModel):
                 ("lora_rank", "backend"),
                 "backend 'serverless' trains LoRA adapters only: set a rank, for example 8",
             )
-        if self.backend == "serverless" and self.tokenizer_model is None:
+        if not self.local and self.tokenizer_model is None:
             yield (
                 ("tokenizer_model", "backend"),
-                "backend 'serverless' needs it, for example 'Qwen/Qwen3.8-27B'",
+                f"backend {self.backend!r} needs it, for example 'Qwen/Qwen3.8-27B'",
+            )
+        yield from self._resource_problems()
+
+    def _resource_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Broken rules of `trainer` and `deployment`."""
+        if not self.dedicated:
+            for name in ("trainer", "deployment"):
+                if getattr(self, name) is not None:
+                    yield (
+                        (name, "backend"),
+                        f"belongs to backend 'dedicated' (or 'emulator-dedicated'), not to "
+                        f"{self.backend!r}",
+                    )
+            return
+        trainer, deployment = self.trainer_resource, self.deployment_resource
+        if self.backend == "dedicated" and not (
+            trainer.training_shape or deployment.shape or deployment.deployment_id
+        ):
+            yield (
+                ("trainer", "deployment", "backend"),
+                "name a training_shape, or for the deployment a shape or the deployment_id of an "
+                "existing one: nothing else says which hardware serves the rollouts",
+            )
+        if deployment.weight_sync_scope == "per_deployment" and trainer.job_id is not None:
+            yield (
+                ("deployment", "trainer"),
+                "weight_sync_scope 'per_deployment' is settled when the trainer job is made: it "
+                "can't be had with a job_id to attach to",
             )
 
     def warnings(self) -> list[str]:

@@ -33,7 +33,7 @@ def make_base_model(config: RunConfig, console: Console) -> None:
     Raises:
         BadInputError: the emulator has no such model.
     """
-    if config.backend != "emulator" or config.base_url is not None:
+    if not config.local or config.base_url is not None:
         return
     from everburn.emulator import base_model
 

@@ -34,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
         GroupReport,
         LeaseEnded,
         LeaseGranted,
+        LeaseWaiting,
         Released,
         RunResult,
         Status,
@@ -41,6 +42,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.optimizer_step import OptimizerStep, save_checkpoint
     from workflows.producer import Producer
+    from workflows.provisioning import clean_up
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
     from workflows.recovery import MAX_LOSSES, Recovery, remember
@@ -79,7 +81,7 @@ class TrainRun:
     def _wire(self, config: RunConfig, state: RunState) -> None:
         self._recorder = Recorder(state)
         self._producer = Producer(state, config)
-        self._trainer = TrainerSession(state)
+        self._trainer = TrainerSession(state, config)
         self._evaluations = Evaluations(state, config, self._recorder)
         self._watchdog = Watchdog(
             state, self._producer, self._trainer, self._evaluations, self._recorder
@@ -272,6 +274,7 @@ class TrainRun:
         await self._recorder.finish(state.admission.initial_version, state.admission.version)
         self._phase("finishing", "the trainer session's end")
         await self._trainer.release()
+        await self._give_back_resources()
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._phase("stopped" if state.stop else "completed", "")
         self._show()
@@ -329,8 +332,18 @@ class TrainRun:
         await self._end_groups()
         await self._evaluations.cancel()
         await self._trainer.release()
+        await self._give_back_resources()
         await self._recorder.flush_producer_samples()
         await workflow.wait_condition(workflow.all_handlers_finished)
+
+    async def _give_back_resources(self) -> None:
+        """The trainer job and the deployment, where the run may have made them."""
+        if not self._config.dedicated or not self._state.epoch:
+            return
+        self._state.waiting_for = "the cleanup of trainer job and deployment"
+        problem = await clean_up(self._state.run)
+        if problem is not None:
+            self._state.note(problem)
 
     def _failure(self, error: BaseException) -> BaseException:
         """The run's failure as Temporal shows it: what happened first, with its type."""
@@ -384,6 +397,11 @@ class TrainRun:
     def released(self, message: Released) -> None:
         """From a PromptGroup: some of its rollout calls have ended."""
         self._producer.on_released(message)
+
+    @workflow.signal
+    def lease_waiting(self, message: LeaseWaiting) -> None:
+        """From the TrainerLease: what it waits for."""
+        self._trainer.on_waiting(message)
 
     @workflow.signal
     def lease_granted(self, message: LeaseGranted) -> None:

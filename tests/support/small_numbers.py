@@ -1,0 +1,30 @@
+"""A task for the tiny model that any training improves: say tokens of the lower half."""
+
+from typing import Any
+
+from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
+
+HALF = 24
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"row": index} for index in range(count)]
+
+
+def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
+        prompt = [4 + sample_prompt["row"] % 16, 7]
+        sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
+        low = sum(token < HALF for token in sample.tokens) / len(sample.tokens)
+        return RolloutRun(
+            [
+                RolloutSample(
+                    tokens=[*prompt, *sample.tokens],
+                    logprobs=[0.0, 0.0, *sample.logprobs],
+                    loss_mask=[0, 0, *[1] * len(sample.tokens)],
+                    reward=low,
+                )
+            ]
+        )
+
+    return rollout_fn
