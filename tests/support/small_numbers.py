@@ -13,7 +13,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
-        prompt = [4 + sample_prompt["row"] % 16, 7]
+        prompt = [5, 7]  # one for all: there is little to learn
         sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
         low = sum(token < HALF for token in sample.tokens) / len(sample.tokens)
         return RolloutRun(
