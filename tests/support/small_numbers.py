@@ -28,3 +28,10 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         )
 
     return rollout_fn
+
+
+def make_broken_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
+        raise ValueError("broken on purpose")
+
+    return rollout_fn
