@@ -61,8 +61,11 @@ async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint:
     if tokens is None:
         return
     (logprobs,) = await trainer.forward([tokens])
-    fingerprint = Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs)
-    store.put_json(_key(checkpoint), fingerprint.model_dump(mode="json"))
+    put_fingerprint(store, Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs))
+
+
+def put_fingerprint(store: ArtifactStore, fingerprint: Fingerprint) -> None:
+    store.put_json(_key(fingerprint.checkpoint), fingerprint.model_dump(mode="json"))
 
 
 async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
