@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from everburn.resources import DeploymentResource, TrainerResource
+from everburn.provisioning import DeploymentResource, TrainerResource
 
 MAX_COMPLETIONS = 512
 """Of a row: each is an activity of one workflow, and a server allows so many to be pending."""

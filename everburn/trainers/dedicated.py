@@ -15,7 +15,7 @@ from everburn.config import RunConfig
 from everburn.learning.datums import Datum
 from everburn.ledger import AdamParams
 from everburn.refs import RunRef
-from everburn.resources import ResourceRecord, find_resources
+from everburn.provisioning import ResourceRecord, find_resources
 from everburn.store import ArtifactStore
 from everburn.trainers import (
     Gradients,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from everburn.backends import UnreachableError, api_key, api_root, check_reachable
 from everburn.config import RunConfig
 from everburn.refs import RunRef
-from everburn.resources import (
+from everburn.provisioning import (
     ResourceRecord,
     find_resources,
     planned_resources,

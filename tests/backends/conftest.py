@@ -23,7 +23,7 @@ from everburn.emulator.base_model import TINY
 from everburn.emulator.checkpoints import weights_digest
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import RunRef
-from everburn.resources import ResourceRecord, find_resources
+from everburn.provisioning import ResourceRecord, find_resources
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 from everburn.trainers.serverless import ServerlessTrainer

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from chaos.harness import Chaos, Run
-from everburn.resources import find_resources
+from everburn.provisioning import find_resources
 from support.waiting import until
 
 pytestmark = pytest.mark.chaos

@@ -11,7 +11,7 @@ from everburn.emulator.base_model import TINY
 from everburn.learning.datums import Datum, build_datum
 from everburn.ledger import AdamParams
 from everburn.refs import RunRef
-from everburn.resources import find_resources
+from everburn.provisioning import find_resources
 from everburn.rollouts import RolloutSample
 from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore

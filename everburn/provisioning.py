@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
 
-RECORD_KEY = "resources.json"
+RECORD_KEY = "provisioning.json"
 MAX_INACTIVITY = 3 * 3600.0
 """Seconds; the service refuses more."""
 PENDING_TIMEOUT = 48 * 3600.0

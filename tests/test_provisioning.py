@@ -7,7 +7,7 @@ import pytest
 
 from everburn.config import ConfigError, parse_config
 from everburn.refs import RunRef
-from everburn.resources import (
+from everburn.provisioning import (
     DeploymentResource,
     TrainerResource,
     find_resources,
