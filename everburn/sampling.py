@@ -236,7 +236,7 @@ class Sampler:
             )
         except Exception as error:
             status = status_of(error)
-            if status in (404, 410):
+            if status in (404, 410, 425):
                 raise SnapshotGoneError(
                     f"{scope.where}: policy version {scope.version} isn't served: {error}"
                 ) from error
@@ -268,7 +268,7 @@ class Sampler:
                 publication.handle, api_key=api_key(self._config), tokenizer=self._tokenizer
             )
             sampler = client.deployment_sampler
-            if self._config.backend == "emulator":
+            if self._config.local:
                 # The SDK's adaptive window protects a shared service; the emulator batches.
                 sampler.concurrency_controller = FixedConcurrencyController(256)
             self._open[publication.handle] = sampler

@@ -28,7 +28,15 @@ def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
     """
     check_local(config, folder)
     make_base_model(config, folder)
-    own = config.backend == "emulator" and config.base_url is None
+    if config.dedicated and not config.local:
+        raise UserError(
+            "calibration doesn't make a trainer job and a deployment for one batch: calibrate with "
+            "--set backend=serverless, where the same base model is to be had there"
+        )
+    if config.dedicated:
+        # On the emulator the initial policy is the same, whichever service it stands for.
+        config = config.model_copy(update={"backend": "emulator"})
+    own = config.local and config.base_url is None
     emulator = spare_emulator(StackFolder(folder)) if own else nullcontext()
     spare = tempfile.TemporaryDirectory(prefix="everburn-calibration-")
     with imports_from(folder), emulator, spare as store:

@@ -162,9 +162,17 @@ class Chaos:
         assert isinstance(found, list)
         return found
 
+    async def admin(self, path: str, **body: Any) -> None:
+        """Change how the emulator behaves (everburn/emulator/admin.py)."""
+        await self._emulator("POST", path, body)
+
+    async def state(self) -> dict[str, Any]:
+        """What lives in the emulator."""
+        return await self._emulator("GET", "state")
+
     async def sessions(self) -> dict[str, Any]:
         """The trainer sessions that live in the emulator."""
-        found = (await self._emulator("GET", "state"))["sessions"]
+        found = (await self.state())["sessions"]
         assert isinstance(found, dict)
         return found
 

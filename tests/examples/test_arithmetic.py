@@ -81,7 +81,7 @@ def test_expected_answers() -> None:
     assert expected({"a": 1234, "operator": "*", "b": 5678}) == 7_006_652
 
 
-@pytest.mark.parametrize("name", ["run.json", "run.fireworks.json"])
+@pytest.mark.parametrize("name", ["run.json", "run.fireworks.json", "run.dedicated.json"])
 def test_the_configurations_are_valid(name: str) -> None:
     config = parse_config(json.loads((FOLDER / name).read_text()))
     assert config.warnings() == []

@@ -30,8 +30,9 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from activities.messages import LeaseRef
 from activities.rollouts import RolloutActivities
-from activities.trainer import TrainerActivities, open_serverless
+from activities.trainer import TrainerActivities, open_session
 from everburn import metrics
 from everburn.config import RunConfig
 from everburn.learning.group import GroupManifest
@@ -252,8 +253,8 @@ def _workers(
         ]
 
 
-async def _open_trainer(config: RunConfig) -> Trainer:
+async def _open_trainer(ref: LeaseRef, config: RunConfig) -> Trainer:
     """The run's scripted trainer; for a run that names a real model, a session at its backend."""
     if config.base_model == SCRIPTED:
         return await scripts[str(config.extras["script"])].trainer.open()
-    return await open_serverless(config)
+    return await open_session(ref, config)
