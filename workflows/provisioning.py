@@ -29,11 +29,14 @@ MAX_HISTORY = 1_500
 LOOK_TIMEOUT = timedelta(minutes=8)
 """The SDK itself repeats a request that fails for five minutes."""
 LOOK_ATTEMPTS = RetryPolicy(
-    initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)
+    initial_interval=timedelta(seconds=1),
+    maximum_interval=timedelta(seconds=30),
+    maximum_attempts=30,
 )
-LOOK_PATIENCE = timedelta(minutes=30)
-"""For a control plane that can't be reached."""
+"""About a quarter of an hour for a control plane that can't be reached; a trainer worker is waited
+for without limit."""
 CLEANUP_PATIENCE = timedelta(minutes=10)
+"""Also for a trainer worker: a run must end."""
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 
 NO_RESOURCES = "NoResources"
@@ -84,7 +87,6 @@ class Provisioning:
                 self._run,
                 task_queue=TRAINER_QUEUE,
                 start_to_close_timeout=LOOK_TIMEOUT,
-                schedule_to_close_timeout=LOOK_PATIENCE,
                 heartbeat_timeout=HEARTBEAT_TIMEOUT,
                 retry_policy=LOOK_ATTEMPTS,
                 summary="trainer job and deployment",

@@ -65,6 +65,7 @@ class TrainerLease:
         try:
             if not await self._has_resources():
                 await self._tell_ended(None)
+                await self._clean_up_if_orphaned()
                 return
             grant = await self._acquire()
         except (ActivityError, ApplicationError, asyncio.CancelledError) as error:
@@ -93,6 +94,12 @@ class TrainerLease:
             return False
         except WaitIsLongError:
             workflow.continue_as_new(order.model_copy(update={"provisioning": provisioning.so_far}))
+
+    async def _clean_up_if_orphaned(self) -> None:
+        """A lease that ended in peace though nobody gave it back: its run is gone, and can't clean
+        up itself."""
+        if not self._release and self._order.provisioning is not None:
+            await clean_up(self._order.run)
 
     async def _acquire(self) -> LeaseGrant:
         """A session; one that came after all, though the run had ceased to want it, too.
@@ -141,9 +148,8 @@ class TrainerLease:
         await self._released_or(holding)
         if holding.done():
             await self._tell_ended(holding.exception())
-            if holding.exception() is None and self._order.provisioning is not None:
-                # The session was given back because the run is gone, and can't clean up itself.
-                await clean_up(self._order.run)
+            if holding.exception() is None:
+                await self._clean_up_if_orphaned()
             return
         await asyncio.shield(asyncio.create_task(self._give_back(grant, holding)))
         await self._tell_ended(None)

@@ -116,7 +116,7 @@ class DedicatedTrainer(ServerlessTrainer):
                 )
             service = FiretitanServiceClient(base_url=endpoint.base_url, api_key=key)
             for holder in earlier_holders(store, resources.job_id, epoch):
-                _unload(service, holder)
+                _shut_out(service, holder, config, resources)
             client = service.create_training_client(
                 base_model=config.base_model,
                 lora_rank=config.lora_rank,
@@ -219,6 +219,32 @@ class DedicatedTrainer(ServerlessTrainer):
             self._service.close()
         except Exception as error:
             log.info("closing the client of %s: %s", self._job, describe(error))
+
+
+def _shut_out(
+    service: "FiretitanServiceClient",
+    holder: Holder,
+    config: RunConfig,
+    resources: ResourceRecord,
+) -> None:
+    """See that an earlier holder has no hand in what is trained from now on.
+
+    Raises whatever kept its model from being unloaded, where that matters. The run's own job is
+    deleted then: no model outlives it, and the next lease gets another job.
+    """
+    from fireworks.training.sdk import TrainerJobManager
+
+    try:
+        _unload(service, holder)
+    except Exception as error:
+        if config.lora_rank:  # an adapter of its own: it is only in the way
+            log.warning("%s doesn't unload: %s", holder.model_id, describe(error))
+            return
+        if resources.own_job:
+            log.warning("job %s is replaced: %s", resources.job_id, describe(error))
+            with TrainerJobManager(api_key=api_key(config), base_url=api_root(config)) as jobs:
+                jobs.delete(resources.job_id)
+        raise
 
 
 def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:

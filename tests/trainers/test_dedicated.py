@@ -125,6 +125,27 @@ async def test_an_earlier_holder_is_out_once_the_next_has_opened(
         await trainer.close()
 
 
+async def test_a_job_whose_old_model_does_not_unload_is_replaced(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    first = await place.open(1)
+    start = await first.save_checkpoint("state-0")
+    emulator.plan_fault("unload_model", "status", status=400)
+    with pytest.raises(TrainerUnavailableError):
+        await place.open(2)
+    while place.resources.advance().stage != "ready":
+        pass
+    record = find_resources(place.store)
+    assert record is not None
+    assert record.job_id == f"{record.name}-2"
+    third = await place.open(3)
+    await third.load_checkpoint(start)
+    await third.publish("policy-0000-e3")
+    await third.probe()
+    for trainer in (first, third):
+        await trainer.close()
+
+
 async def test_a_request_that_was_applied_twice_is_noticed(
     emulator: RunningEmulator, place: Place
 ) -> None:
