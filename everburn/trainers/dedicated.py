@@ -126,6 +126,8 @@ class DedicatedTrainer(ServerlessTrainer):
         except Exception as error:
             if service is not None:
                 service.close()
+            if isinstance(error, TrainerUnavailableError):
+                raise
             raise translated(
                 error,
                 f"no training session on trainer job {resources.job_id}",
@@ -229,8 +231,8 @@ def _shut_out(
 ) -> None:
     """See that an earlier holder has no hand in what is trained from now on.
 
-    Raises whatever kept its model from being unloaded, where that matters. The run's own job is
-    deleted then: no model outlives it, and the next lease gets another job.
+    Raises TrainerUnavailableError where its model can't be unloaded and that matters. The run's own
+    job is deleted then: no model outlives it, and the next lease gets another job.
     """
     from fireworks.training.sdk import TrainerJobManager
 
@@ -244,7 +246,9 @@ def _shut_out(
             log.warning("job %s is replaced: %s", resources.job_id, describe(error))
             with TrainerJobManager(api_key=api_key(config), base_url=api_root(config)) as jobs:
                 jobs.delete(resources.job_id)
-        raise
+        raise TrainerUnavailableError(
+            f"model {holder.model_id} of an earlier lease doesn't unload: {describe(error)}"
+        ) from error
 
 
 def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
