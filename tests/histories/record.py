@@ -122,11 +122,9 @@ async def a_held_run(farm: Farm) -> Run:
 
 async def histories(farm: Farm, run: Run) -> dict[str, WorkflowHistory]:
     """Of each execution of the run, of a few groups, and of its other children, by name."""
-    first = run.handle.first_execution_run_id
-    assert first is not None
     found: dict[str, WorkflowHistory] = {}
     executions = 0
-    for history in await run_histories(farm.client, run.id, first):
+    for history in await run_histories(farm.client, run.id, run.first_execution):
         name = history.workflow_id.removeprefix(run.id).removeprefix("/")
         if not name:
             executions += 1
