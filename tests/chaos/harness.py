@@ -28,7 +28,9 @@ from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import ROWS_KEY, RunRef
 from everburn.store import ArtifactStore
 from everburn.verification import Verified
+from support.histories import replay, run_histories
 from support.waiting import until
+from workers.plugin import everburn_plugin
 from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
@@ -203,6 +205,10 @@ class Chaos:
         verified = await audit(run.ref, self.stack, run.executed)
         if not any(death.name.startswith("trainer") for death in self.deaths):
             await self.no_session_left()
+        # What the workflows did over all this, their code does again.
+        first = run.handle.first_execution_run_id
+        assert first is not None
+        await replay(await run_histories(self.stack.client, run.ref.id, first), [everburn_plugin()])
         return verified
 
     @property

@@ -27,7 +27,7 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
 from temporalio.service import RPCError
-from temporalio.worker import Worker, WorkflowRunner
+from temporalio.worker import Worker, WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from activities.messages import LeaseRef
@@ -68,6 +68,12 @@ class Run:
     @property
     def trainer(self) -> ScriptedTrainer:
         return self.script.trainer
+
+    @property
+    def first_execution(self) -> str:
+        """The Temporal run id of its first execution."""
+        assert self.handle.first_execution_run_id is not None
+        return self.handle.first_execution_run_id
 
     async def result(self) -> RunResult:
         try:
@@ -216,6 +222,16 @@ async def open_farm(
         for worker in _workers(client, rollouts, trainers, build):
             await stack.enter_async_context(worker)
         yield Farm(client, plugins, tokenizer)
+
+
+class NoCache(SimplePlugin):
+    """Workers that keep no workflow in memory: every task replays its whole history."""
+
+    def __init__(self) -> None:
+        super().__init__("no cache")
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        return {**super().configure_worker(config), "max_cached_workflows": 0}
 
 
 def shared_workflow_modules() -> SimplePlugin:
