@@ -72,9 +72,9 @@ class Run:
     def executions(self) -> list[Execution]:
         return list(read_executions(self.executed))
 
-    async def result(self) -> RunResult:
+    async def result(self, patience: float = PATIENCE) -> RunResult:
         try:
-            return await result_of(self.handle, PATIENCE)
+            return await result_of(self.handle, patience)
         except TimeoutError:
             raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
 
@@ -185,9 +185,9 @@ class Chaos:
         self.runs.append(run)
         return run
 
-    async def survived(self, run: Run, steps: int = 4) -> Verified:
+    async def survived(self, run: Run, steps: int = 4, patience: float = PATIENCE) -> Verified:
         """The run completes, its troubles all happened, and it is what it should be."""
-        result = await run.result()
+        result = await run.result(patience)
         assert result.steps == steps
         for trouble in self.troubles:
             assert trouble.met, f"nobody came to {trouble.plan}"
