@@ -81,7 +81,7 @@ async def test_code_that_exits_is_a_fatal_error_that_can_be_mended(chaos: Chaos)
     assert "row 2 · completion 1" in str(held.error)
     assert "SystemExit" in str(held.error)
     await run.handle.execute_update("resume")
-    await chaos.survived(run)
+    await chaos.survived(run, again={PLACE[0]})
     assert len(chaos.stack.processes.deaths) == deaths, "the worker went on"
 
 
