@@ -7,7 +7,7 @@ hold them to what must be true at the end (benchmarks/audit.py).
 import itertools
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,9 +74,9 @@ class Run:
     def executions(self) -> list[Execution]:
         return list(read_executions(self.executed))
 
-    async def result(self) -> RunResult:
+    async def result(self, patience: float = PATIENCE) -> RunResult:
         try:
-            return await result_of(self.handle, PATIENCE)
+            return await result_of(self.handle, patience)
         except TimeoutError:
             raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
 
@@ -195,14 +195,21 @@ class Chaos:
         self.runs.append(run)
         return run
 
-    async def survived(self, run: Run, steps: int = 4) -> Verified:
-        """The run completes, its troubles all happened, and it is what it should be."""
-        result = await run.result()
+    async def survived(
+        self,
+        run: Run,
+        steps: int = 4,
+        patience: float = PATIENCE,
+        again: Collection[int] = (),
+    ) -> Verified:
+        """The run completes, its troubles all happened, and it is what it should be. again: rows
+        that were begun anew on purpose."""
+        result = await run.result(patience)
         assert result.steps == steps
         for trouble in self.troubles:
             assert trouble.met, f"nobody came to {trouble.plan}"
         await self.emulator_answers()
-        verified = await audit(run.ref, self.stack, run.executed)
+        verified = await audit(run.ref, self.stack, run.executed, again)
         if not any(death.name.startswith("trainer") for death in self.deaths):
             await self.no_session_left()
         # What the workflows did over all this, their code does again.
