@@ -248,8 +248,8 @@ async def test_an_account_that_may_not_sample_is_fatal_and_says_what_to_do(
     sampler = policies.sampler(api_key_env="SOME_KEY")
     await policies.publish(0)
     emulator.plan_fault("sample", "status", status=status)
-    with sampler.serving(CompletionScope("row 3", 0)):
-        with pytest.raises(SamplingRefusedError, match=rf"row 3: .*{text}") as caught:
-            await sampler.sample(PROMPT)
+    scope = sampler.serving(CompletionScope("row 3", 0))
+    with scope, pytest.raises(SamplingRefusedError, match=rf"row 3: .*{text}") as caught:
+        await sampler.sample(PROMPT)
     assert classify(caught.value) == "fatal"
     sampler.close()
