@@ -20,6 +20,7 @@ from everburn.failures import SnapshotGoneError, status_of
 from everburn.publications import Publication, serving
 from everburn.rollouts import PromptTooLongError
 from everburn.store import ArtifactStore
+from everburn.trainers.errors import translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentSampler
@@ -81,7 +82,7 @@ current_scope: ContextVar[CompletionScope] = ContextVar("everburn_completion_sco
 
 class SamplingRefusedError(ValueError):
     """The server won't sample what was asked (a prompt longer than the model allows, a token
-    outside its vocabulary). Fatal: it would be refused again."""
+    outside its vocabulary), or not for this account. Fatal: it would be refused again."""
 
 
 class Sampler:
@@ -240,6 +241,9 @@ class Sampler:
                 raise SnapshotGoneError(
                     f"{scope.where}: policy version {scope.version} isn't served: {error}"
                 ) from error
+            if status in (401, 402, 403):
+                closed = translated(error, scope.where, self._config.api_key_env)
+                raise SamplingRefusedError(str(closed)) from error
             if status in (400, 413, 422):
                 raise SamplingRefusedError(
                     f"{scope.where}: the sampler refused the request: {_server_words(error)}"

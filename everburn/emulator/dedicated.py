@@ -15,7 +15,8 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from everburn.emulator import wire
-from everburn.emulator.errors import InvalidInput
+from everburn.emulator.errors import InvalidInput, NotFound
+from everburn.emulator.managed import Export
 from everburn.emulator.service import Emulator
 from everburn.emulator.training import training_routes
 
@@ -57,6 +58,30 @@ def managed_routes(emulator: Emulator) -> APIRouter:
     async def delete_job(job: str) -> Response:
         managed.delete_job(job)
         return wire.reply({})
+
+    @router.get(JOBS + "/{job}/checkpoints")
+    async def job_checkpoints(job: str) -> Response:
+        """Exports for samplers; a difference can't stand alone as a model."""
+        rows = [_export(account, job, export) for export in managed.exports(job).values()]
+        return wire.reply({"checkpoints": rows})
+
+    @router.post("/v1/accounts/{owner}/checkpoints/{checkpoint}")
+    async def promote(owner: str, checkpoint: str, request: Request) -> Response:
+        """`<checkpoint>:promote`: an export of the job that the body names becomes a model."""
+        identity, _, action = checkpoint.partition(":")
+        if action != "promote":
+            raise NotFound(f"unknown action {action!r} of a checkpoint")
+        body = await wire.read(request)
+        job = wire.text(body, "trainer_job_id").rpartition("/")[2]
+        export = managed.exports(job).get(identity)
+        if export is None:
+            raise NotFound(f"trainer job {job} has no export {identity}")
+        if export.kind == "delta":
+            raise InvalidInput(
+                f"{identity} is a difference to {export.delta_from}: export it whole"
+            )
+        promoted = await emulator.promote(export.snapshot, body)
+        return wire.reply({"model": promoted.described()})
 
     @router.get(SHAPES + "/versions")
     async def shape_versions(owner: str, shape: str) -> Response:
@@ -117,6 +142,16 @@ def managed_routes(emulator: Emulator) -> APIRouter:
 
     router.include_router(trainer)
     return router
+
+
+def _export(account: str, job: str, export: Export) -> dict[str, Any]:
+    kind = "LORA" if export.snapshot.spec.rank else "BASE"
+    return {
+        "name": f"accounts/{account}/rlorTrainerJobs/{job}/checkpoints/{export.identity}",
+        "checkpointType": f"CHECKPOINT_TYPE_INFERENCE_{kind}",
+        "createTime": export.snapshot.created,
+        "promotable": export.kind != "delta",
+    }
 
 
 def _query(request: Request, name: str) -> str:

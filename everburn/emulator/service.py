@@ -25,7 +25,7 @@ from everburn.emulator.engine import Engine
 from everburn.emulator.errors import EmulatorError, InvalidInput, NotFound, failed_result
 from everburn.emulator.futures import Operation, OperationQueue, Promise, Result
 from everburn.emulator.managed import Export, Managed, SharedModel
-from everburn.emulator.models import ModelStore
+from everburn.emulator.models import ModelStore, PromotedModel
 from everburn.emulator.sampler import Batch, Ticket, check_request
 from everburn.emulator.sessions import Model, Session, Sessions, Snapshot
 from everburn.emulator.unknowns import Unknowns
@@ -184,6 +184,21 @@ class Emulator:
             body,
             runs_of_job,
             keep_gradients=self.unknowns.keeps_gradients,
+        )
+
+    async def promote(self, snapshot: Snapshot, body: Mapping[str, Any]) -> PromotedModel:
+        """Make a model of a snapshot, as a promotion's body asks for.
+
+        Raises InvalidInput, AlreadyExists.
+        """
+        trained_on = snapshot.spec.base_model
+        if (base := wire.text(body, "base_model")) != trained_on:
+            raise InvalidInput(f"{snapshot.ref} was trained on {trained_on}, not on {base}")
+        name, source = wire.text(body, "output_model"), str(snapshot.ref)
+        return await self.compute(
+            operations.at_once(
+                lambda: self.models.add(name, snapshot.spec, snapshot.weights, source)
+            )
         )
 
     def unload(self, model: Model) -> Promise:

@@ -7,8 +7,9 @@ trainer may apply a repeated request again. The job and the deployment are there
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from everburn.backends import api_key, api_root
 from everburn.config import Entrypoint, RunConfig
@@ -31,10 +32,11 @@ from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
 from everburn.trainers.hotload import Hotloader
-from everburn.trainers.serverless import ServerlessTrainer
+from everburn.trainers.serverless import ServerlessTrainer, listed
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
+    from fireworks.training.sdk.fireworks_client import FireworksClient
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +196,22 @@ class DedicatedTrainer(ServerlessTrainer):
         finally:
             self._publishing = False
         return Snapshot(path=saved.snapshot_name, handle=self._handle, shared=True)
+
+    def _promoted(self, control: "FireworksClient", snapshot: str, model_id: str) -> dict[str, Any]:
+        """By the job's list. What was published as a difference is exported whole first."""
+        row = listed(control.list_checkpoints(self._job), snapshot)
+        if not row.get("promotable"):
+            whole = self._client.save_weights_for_sampler_ext(
+                f"whole-{uuid.uuid4().hex[:8]}", checkpoint_type="base"
+            )
+            row = listed(control.list_checkpoints(self._job), whole.snapshot_name)
+        return dict(
+            control.promote_checkpoint(
+                name=str(row["name"]),
+                output_model_id=model_id,
+                base_model=self._config.base_model,
+            )
+        )
 
     async def probe(self) -> None:
         """Return if the session lives and the deployment serves its snapshot: an earlier holder

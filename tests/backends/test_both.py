@@ -81,3 +81,14 @@ async def test_a_trainer_that_is_taken_away_in_a_step_is_replaced(
     assert [entry.epoch for entry in run.ledger] == [1, 1, 2, 2]
     await run.verified()
     await nothing_is_left(run)
+
+
+async def test_the_final_policy_becomes_a_model(
+    service: Service, tmp_path: Path, backend: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    model_id = request.node.callspec.id.replace(", ", "-").replace(" ", "-")
+    service.emulator.plan_fault("promote", "status", status=400, message="try again")
+    run = await service.start(tmp_path, rows=4, output_model_id=model_id, **backend)
+    result = await run.result()
+    assert result.model == f"accounts/everburn/models/{model_id}"
+    await nothing_is_left(run)

@@ -15,7 +15,7 @@ from everburn.refs import RunRef
 from everburn.rollouts import RolloutSample
 from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore
-from everburn.trainers import TrainerStateLostError, TrainerUnavailableError
+from everburn.trainers import PromotionError, TrainerStateLostError, TrainerUnavailableError
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
 from everburn.trainers.jobs import ResourcesRefusedError, RunResources
@@ -102,6 +102,20 @@ async def test_what_is_published_is_served(place: Place) -> None:
         assert snapshot.shared
         assert snapshot.path.startswith(f"policy-000{version}-e1-")
         assert "fw_local" not in snapshot.handle
+    await trainer.close()
+
+
+async def test_a_policy_that_was_published_as_a_difference_is_promoted_whole(place: Place) -> None:
+    trainer = await place.open(1)
+    for version in range(2):
+        await trainer.forward_backward([a_datum()], "importance_sampling", {})
+        await trainer.optim_step(ADAM)
+        snapshot = await trainer.publish(f"policy-000{version}-e1")
+    name = "accounts/everburn/models/all-parameters"
+    assert await trainer.promote(snapshot.path, "all-parameters", again=False) == name
+    with pytest.raises(PromotionError, match="exists already"):
+        await trainer.promote(snapshot.path, "all-parameters", again=False)
+    assert await trainer.promote(snapshot.path, "all-parameters", again=True) == name
     await trainer.close()
 
 
