@@ -3,10 +3,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run example test chaos check format clean
+.PHONY: help run example test chaos histories check format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(INSTALLED) ## Train the arithmetic example from nothing, with everything it needs
 	$(BIN)/everburn run examples/arithmetic/run.json
@@ -22,6 +22,9 @@ test: $(INSTALLED) ## Run all tests
 
 chaos: $(INSTALLED) ## Kill, freeze and starve real processes at every named point
 	$(BIN)/pytest -q tests/chaos -m "chaos or not chaos" --durations=10
+
+histories: $(INSTALLED) ## Record anew the histories that tests replay
+	$(BIN)/pytest -q tests/histories/record.py
 
 check: $(INSTALLED) ## Check format, lint and types
 	$(BIN)/ruff format --check .

@@ -24,6 +24,7 @@ LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})
 QUOTA = "QuotaExceededError"
 CAPACITY = "TrainerCapacityError"
 REJECTED = "TrainerRejectedError"
+UNFIT = "TrainerUnfitError"
 WORKER_SHUTDOWN = "WorkerShutdown"
 
 MAX_MESSAGE = 1000

@@ -5,6 +5,7 @@ from typing import Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from everburn.learning.diagnostics import PolicyDistance
 from everburn.ledger import AdamParams, Control, PreparedBatch
 from everburn.metrics import Number
 from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
@@ -45,6 +46,13 @@ class RolloutOrder(Message):
 
 MAX_ERRORS = 8
 """Failures of a group whose texts travel; a judge that is down fails all of them alike."""
+
+
+class ReapResult(Message):
+    """What was reaped of what completions had registered, and how much couldn't be."""
+
+    reaped: int
+    left: int
 
 
 class CompleteGroup(Message):
@@ -167,15 +175,14 @@ class SubmitGroups(Message):
 
 
 class Submitted(Message):
-    """Sums over the request's trained tokens, except `seconds`."""
+    """What one request came to."""
 
     datums: int
-    tokens: int
-    loss_sum: float
-    log_ratio_sum: float
-    """Of log(trainer probability / rollout probability)."""
-    ratio_sum: float
-    clipped: int
+    loss_sum: float | None
+    """Over its trained tokens; None where the trainer doesn't tell."""
+    distance: PolicyDistance
+    loss_metrics: dict[str, float]
+    """Of a Python loss, as it returned them."""
     seconds: float
 
 

@@ -34,7 +34,8 @@ from everburn.evaluation import keep_before_and_after
 from everburn.learning.group import skip_group
 from everburn.ledger import LedgerEntry
 from everburn.publications import carry_publication
-from everburn.refs import decode_groups
+from everburn.refs import RunRef, decode_groups
+from everburn.resources import registered
 from everburn.run_folder import create_run_folder, stored_config
 from everburn.steps import StepOutcome, commit_step, record_step
 from everburn.store import ArtifactStore, StoreError
@@ -110,6 +111,12 @@ class RecordActivities:
             await asyncio.to_thread(
                 keep_before_and_after, order.run, order.initial_version, order.final_version
             )
+
+    @activity.defn
+    async def count_resources(self, run: RunRef) -> int:
+        """How many resources of completions are still registered."""
+        with final_errors(StoreError):
+            return len(await asyncio.to_thread(registered, ArtifactStore.of(run)))
 
     async def _has_search_attributes(self) -> bool:
         request = ListSearchAttributesRequest(namespace=self._client.namespace)

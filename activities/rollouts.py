@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
@@ -23,6 +23,7 @@ from activities.messages import (
     EvaluationSummary,
     GroupSummary,
     Prepared,
+    ReapResult,
     RolloutOrder,
     ShardOrder,
 )
@@ -96,10 +97,19 @@ class RolloutActivities:
         """Advantages, dynamic filter and manifest of a group whose completions have ended."""
         from everburn.config import Entrypoint
         from everburn.entrypoints import call
+        from everburn.learning.advantages import advantage_function
         from everburn.learning.group import Group, complete_group
+        from everburn.resources import reap_at_end
 
         runner = await self._runner(order.run)
         entrypoint: Entrypoint | None = runner.config.dynamic_filter
+
+        def advantages(rewards: Sequence[float]) -> list[float]:
+            try:
+                return advantage_function(runner.config.advantages)(rewards)
+            except Exception as error:
+                where = f"run {order.run.id} · row {order.group.cursor} · advantages"
+                raise application_error(error, where=where) from error
 
         def judge(group: Group) -> bool:
             assert entrypoint is not None
@@ -110,6 +120,7 @@ class RolloutActivities:
                 raise application_error(error, where=where) from error
 
         with final_errors(StoreError):
+            await self._in_user_loop(lambda: reap_at_end(runner.store, order.group.name))
             manifest = await self._in_user_loop(
                 lambda: asyncio.to_thread(
                     complete_group,
@@ -121,6 +132,7 @@ class RolloutActivities:
                     order.last,
                     lambda: runner.row(order.group.cursor),
                     judge if entrypoint is not None else None,
+                    advantages,
                 )
             )
         return GroupSummary(
@@ -129,6 +141,16 @@ class RolloutActivities:
             datums=manifest.datums,
             reward_sum=sum(manifest.rewards),
         )
+
+    @activity.defn
+    async def reap(self, run: RunRef) -> ReapResult:
+        """Reap what completions whose workers died have left behind."""
+        from everburn.resources import reap
+        from everburn.store import ArtifactStore
+
+        with final_errors(StoreError):
+            done = await self._in_user_loop(lambda: reap(ArtifactStore.of(run)))
+        return ReapResult(reaped=done.count, left=len(done.failures))
 
     @activity.defn
     async def evaluate_shard(self, order: ShardOrder) -> None:

@@ -130,9 +130,9 @@ class TrainerActivities:
             if held is None:
                 await self._end_superseded(ref)
                 config = stored_config(order.run)
-                if config.prepare_batch is not None:
-                    # It runs here, where other modules may be at hand than on a rollout worker.
-                    await asyncio.to_thread(resolve, config.prepare_batch)
+                for entrypoint in config.trainer_entrypoints:
+                    # They run here, where other modules may be at hand than on a rollout worker.
+                    await asyncio.to_thread(resolve, entrypoint)
                 trainer = await self._open(config)
                 held = self._serve(Lease(order.epoch, trainer), lease_queue(ref))
                 self._held[ref] = held
@@ -295,7 +295,7 @@ class TrainerActivities:
         from everburn.learning.batch import prepare_batch
         from everburn.refs import decode_groups
         from everburn.run_folder import stored_config
-        from everburn.trainers import TrainerStateLostError
+        from everburn.trainers import TrainerClosedError, TrainerStateLostError
         from everburn.user_loop import UserLoop
 
         if self._user_loop is None:
@@ -309,11 +309,9 @@ class TrainerActivities:
             return await self._user_loop.run(
                 lambda: prepare_batch(run, order.step, groups, entrypoint, score)
             )
+        except (TrainerStateLostError, TrainerClosedError):
+            raise
         except Exception as error:
-            # User code may have caught the loss of the session, or stumbled over it.
-            if lease.ended is not None:
-                # A new error: that one is in this one's chain, which must not become a circle.
-                raise TrainerStateLostError(str(lease.ended)) from lease.ended
             where = f"run {run.id} · step {order.step} · {entrypoint.name}"
             raise application_error(error, where=where) from error
 
@@ -463,14 +461,10 @@ _closings: set["asyncio.Future[None]"] = set()
 
 def _scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
     """The session's forward pass for user code, which runs on a loop of its own."""
-    from everburn.trainers import TrainerStateLostError
+    from everburn.trainers.finite import require_finite_logprobs
 
     async def forward(sequences: list[list[int]]) -> list[list[float]]:
-        try:
-            return await lease.trainer.forward(sequences)
-        except TrainerStateLostError as error:
-            await lease.end(error)
-            raise
+        return require_finite_logprobs("forward", await lease.trainer.forward(sequences))
 
     async def score(sequences: list[list[int]]) -> list[list[float]]:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(forward(sequences), loop))
@@ -479,12 +473,12 @@ def _scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
 
 
 async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
-    from everburn.learning.submissions import prepare_submission, ratio_diagnostics
+    from everburn.learning.diagnostics import policy_distance
+    from everburn.learning.submissions import prepare_submission
     from everburn.refs import decode_groups
     from everburn.run_folder import stored_config
     from everburn.store import ArtifactStore, when_there_is_space
     from everburn.trainers.finite import require_finite_gradients
-    from everburn.trainers.serverless import wire_loss_of
 
     run = order.lease.run
     config = stored_config(run)
@@ -505,12 +499,11 @@ async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     )
     seconds = time.monotonic() - started
     require_finite_gradients(gradients)
-    _, clip = wire_loss_of(config.loss, config.loss_config)
     return Submitted(
         datums=len(datums),
-        tokens=sum(datum.trained_tokens for datum in datums),
-        loss_sum=gradients.metrics.get("loss:sum", 0.0),
-        **ratio_diagnostics(datums, gradients.logprobs, clip),
+        loss_sum=gradients.metrics.get("loss:sum"),
+        distance=policy_distance(datums, gradients.logprobs, config.clip),
+        loss_metrics=gradients.loss_metrics,
         seconds=seconds,
     )
 

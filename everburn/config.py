@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,16 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from everburn.learning.losses import (
+    LOSSES,
+    Clip,
+    LossName,
+    Settings,
+    clip_of,
+    effective_settings,
+    settings_problems,
+    unknown_settings,
+)
 from everburn.references import (
     check_adapter,
     check_checkpoint,
@@ -85,7 +95,42 @@ def _source(value: Any) -> Any:
 DatasetSource = Annotated[str | Entrypoint, BeforeValidator(_source)]
 """Rows: the path or URL of a .jsonl or .parquet file, or `{"name": "module:function"}`."""
 
-Loss = Literal["grpo", "importance_sampling", "ppo", "cispo"]
+
+def _loss(value: Any) -> Any:
+    """A bare string names a loss of the service; a Python function is written as an object."""
+    if isinstance(value, str):
+        if value not in LOSSES:
+            raise ValueError(
+                f"{value!r} is no loss of the service ({', '.join(LOSSES)}); a Python loss is "
+                'written as {"name": "package.module:function"}'
+            )
+        return value
+    if not isinstance(value, dict | Entrypoint):
+        raise ValueError('write the name of a loss, or {"name": "package.module:function"}')
+    return Entrypoint.model_validate(value)
+
+
+LossSource = Annotated[LossName | Entrypoint, BeforeValidator(_loss)]
+"""What is minimised: a loss of the service by name, or `{"name": "module:function"}`."""
+
+
+def _advantages(value: Any) -> Any:
+    """As `_loss`: a bare string is one of Everburn's own functions."""
+    if isinstance(value, str) and value not in get_args(AdvantageName):
+        raise ValueError(
+            f"{value!r} is none of {', '.join(get_args(AdvantageName))}; a function of your own is "
+            'written as {"name": "package.module:function"}'
+        )
+    if isinstance(value, str | Entrypoint):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError('write a name, or {"name": "package.module:function"}')
+    return Entrypoint.model_validate(value)
+
+
+AdvantageName = Literal["group_zscore", "mean_only", "leave_one_out"]
+AdvantageSource = Annotated[AdvantageName | Entrypoint, BeforeValidator(_advantages)]
+"""Rewards of a group to advantages: by name, or `{"name": "module:function"}`."""
 
 _Count = Annotated[int, Field(ge=1)]
 _Natural = Annotated[int, Field(ge=0)]
@@ -151,7 +196,10 @@ class RunConfig(BaseModel):
 
     # Scheduling (names of the async RL recipe)
     completions_per_prompt: int = Field(
-        default=4, ge=2, le=MAX_COMPLETIONS, description="G, completions per row."
+        default=4,
+        ge=1,
+        le=MAX_COMPLETIONS,
+        description="G, completions per row; 1 only with an `advantages` function of your own.",
     )
     prompt_groups_per_step: _Count = Field(default=1, description="P, prompt groups per step.")
     max_head_offpolicy_versions: _Natural = Field(
@@ -180,9 +228,18 @@ class RunConfig(BaseModel):
     rollout_timeout: _Seconds = Field(default=3600.0, description="Per completion, in seconds.")
 
     # Optimisation
-    loss: Loss = "grpo"
-    loss_config: dict[str, float | str | bool] = Field(
-        default_factory=dict, description="Passed through as the wire's loss_fn_config."
+    advantages: AdvantageSource = Field(
+        default="group_zscore",
+        description="Of a group's completions; `advantages(rewards, **kwargs)` gives one for each.",
+    )
+    loss: LossSource = Field(
+        default="grpo",
+        description="One of the service, or `loss(data, logprobs, **kwargs) -> (loss, metrics)`.",
+    )
+    loss_config: Settings = Field(default_factory=dict, description="The service's loss_fn_config.")
+    router_replay: bool = Field(
+        default=False,
+        description="Of models with experts: train with the routing that sampling used.",
     )
     learning_rate: _NonNegative = 1e-5
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
@@ -262,6 +319,27 @@ class RunConfig(BaseModel):
         return self.prompt_groups_per_step * self.completions_per_prompt
 
     @property
+    def trainer_entrypoints(self) -> list[Entrypoint]:
+        """The user's code that trainer workers run."""
+        return [each for each in (self.prepare_batch, self.loss) if isinstance(each, Entrypoint)]
+
+    @property
+    def rollout_entrypoints(self) -> list[Entrypoint]:
+        """The user's code that rollout workers run."""
+        named = (self.rollout, self.dynamic_filter, self.evaluation, self.advantages)
+        return [each for each in named if isinstance(each, Entrypoint)]
+
+    @property
+    def sent_loss_config(self) -> Settings:
+        """The loss's settings with the defaults that are sent explicitly."""
+        return effective_settings(self.loss, self.loss_config) if isinstance(self.loss, str) else {}
+
+    @property
+    def clip(self) -> Clip | None:
+        """How the loss clips the policy ratio, where it does."""
+        return clip_of(self.loss, self.loss_config) if isinstance(self.loss, str) else None
+
+    @property
     def submits_whole_batches(self) -> bool:
         """Whether nothing is submitted before the batch is sealed."""
         return self.collect_full_batch or self.prepare_batch is not None
@@ -323,6 +401,13 @@ class RunConfig(BaseModel):
                 ("max_concurrency_rollout_sample", "completions_per_prompt"),
                 f"{limit} can't hold one whole row: completions_per_prompt is {group}",
             )
+        if group == 1 and isinstance(self.advantages, str):
+            yield (
+                ("completions_per_prompt", "advantages"),
+                f"a group of one has no {self.advantages} advantage: take at least 2, or name an "
+                "`advantages` function of your own that is defined for one reward",
+            )
+        yield from self._loss_problems()
         if self.max_seq_len is not None and self.max_seq_len < 2:
             yield ("max_seq_len",), "must leave room for a prompt and a token"
         if self.evaluation is not None and self.evaluation_dataset is not None:
@@ -352,6 +437,16 @@ class RunConfig(BaseModel):
                 "backend 'serverless' needs it, for example 'Qwen/Qwen3.8-27B'",
             )
 
+    def _loss_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        if isinstance(self.loss, str):
+            for problem in settings_problems(self.loss, self.loss_config):
+                yield ("loss_config", "loss"), problem
+        elif self.loss_config:
+            yield (
+                ("loss_config", "loss"),
+                "belongs to the service's losses; a Python loss gets its settings as its kwargs",
+            )
+
     def origin_problem(self) -> str | None:
         """Why a new run can't start from what it names, or None: only a run that exists has
         checkpoints of its own."""
@@ -375,6 +470,12 @@ class RunConfig(BaseModel):
                     f"max_concurrency_rollout_sample={limit} can never fill: with batches of "
                     f"{self.batch_samples} completions it takes max_head_offpolicy_versions >= "
                     f"{needed}, and it is {self.max_head_offpolicy_versions}"
+                )
+        if isinstance(self.loss, str):
+            for key in unknown_settings(self.loss, self.loss_config):
+                notes.append(
+                    f"loss_config.{key} isn't a setting of {self.loss} that Everburn knows; it is "
+                    "passed through as it is"
                 )
         if self.temperature == 0:
             notes.append("temperature=0: all completions of a row are alike and train nothing")

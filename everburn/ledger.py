@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from everburn.config import Entrypoint
+from everburn.learning.losses import Settings
 from everburn.refs import Ref, StoredRef, ledger_key
 from everburn.store import ArtifactStore
 
@@ -71,8 +73,8 @@ class LedgerEntry(BaseModel):
     digests: list[str]
     submissions: list[StoredRef]
     prepared: PreparedBatch | None = None
-    loss: str
-    loss_config: dict[str, float | str | bool]
+    loss: str | Entrypoint
+    loss_config: Settings
     adam: AdamParams
     snapshot: str
     checkpoint: str | None = None

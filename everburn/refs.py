@@ -71,14 +71,6 @@ class RewardSum(Ref):
         return RewardSum(samples=self.samples + samples, total=self.total + total)
 
 
-def completion_id(run: str, group: str, member: int) -> str:
-    """`run/group/member`: unique over the run's life, and the same however often it is tried.
-
-    group: a prompt group's name, or `eval-<version>`.
-    """
-    return f"{run}/{group}/{member}"
-
-
 RolloutStatus = Literal["succeeded", "dropped", "failed"]
 """`dropped`: the rollout function returned None. `failed`: recoverable failures used up."""
 
@@ -106,6 +98,22 @@ def call_log_key(group: GroupKey, completion: int) -> str:
 
 
 GROUPS = "groups"
+
+
+RESOURCES = "resources"
+
+
+def completion_name(group: GroupKey, completion: int) -> str:
+    return f"{group.name}.completion-{completion}"
+
+
+def evaluation_name(version: int, part: str) -> str:
+    return f"evaluation-{version:06d}.{part}"
+
+
+def resource_key(owner: str, token: str) -> str:
+    """A resource that a completion, or an evaluation's part, of this name has registered."""
+    return f"{RESOURCES}/{owner}.{token}.json"
 
 
 def group_key(group: GroupKey) -> str:

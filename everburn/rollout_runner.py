@@ -25,15 +25,18 @@ from everburn.refs import (
     RolloutStatus,
     RunRef,
     call_log_key,
-    completion_id,
+    completion_name,
+    evaluation_name,
     rollout_key,
 )
+from everburn.resources import Resources, reap_at_end
 from everburn.rollouts import (
     RecoverableRolloutError,
     RolloutFn,
     RolloutRun,
     RolloutSetup,
     context_parameters,
+    require_routing,
     validate_rollout,
 )
 from everburn.run_folder import stored_config
@@ -61,7 +64,9 @@ class RolloutRunner:
         self._tokenizer = load_tokenizer(self.config)
         self._vocab_size = len(self._tokenizer)
         self._sampler = Sampler(self.store, self.config, self._tokenizer)
-        self._rollout_fn = make_rollout_fn(self.config, self._tokenizer, self._sampler)
+        self._rollout_fn = make_rollout_fn(
+            self.config, self._tokenizer, self._sampler, Resources(self.store)
+        )
         self._wanted = context_parameters(self._rollout_fn)
         self._records = self.config.record_sampling_calls
 
@@ -88,8 +93,8 @@ class RolloutRunner:
             "evaluation": False,
         }
         log = CallLog(self.store, call_log_key(group, completion)) if self._records else None
-        own_id = completion_id(self.run.id, group.name, completion)
-        scope = CompletionScope(where, version, log=log, id=own_id)
+        name = completion_name(group, completion)
+        scope = CompletionScope(where, version, log=log, run=self.run.id, name=name)
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
         try:
             finished = await self._call(row, context, scope, self.config.rollout_timeout)
@@ -113,7 +118,7 @@ class RolloutRunner:
         row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
         context = evaluation_context(index)
         where = f"run {self.run.id} · evaluation row {index}"
-        scope = self._evaluation_scope(where, version, index)
+        scope = self._evaluation_scope(where, version, f"row-{index}")
         finished = await self._call(row, context, scope, self.config.rollout_timeout)
         if finished is None:
             raise ValueError(f"{where}: the rollout function returned None")
@@ -137,16 +142,21 @@ class RolloutRunner:
         async def rollout_fn(sample_prompt: Row, **context: Any) -> RolloutRun | None:
             number = next(numbers)
             where = f"run {self.run.id} · evaluation call {number}"
-            scope = self._evaluation_scope(where, version, number)
+            scope = self._evaluation_scope(where, version, f"call-{number}")
             given = evaluation_context(number) | context
             finished = await self._call(sample_prompt, given, scope, self.config.rollout_timeout)
             return None if finished is None else finished.run
 
         return rollout_fn
 
-    def _evaluation_scope(self, where: str, version: int, index: int) -> CompletionScope:
-        own_id = completion_id(self.run.id, f"eval-{version}", index)
-        return CompletionScope(where, version, self.config.evaluation_temperature, id=own_id)
+    def _evaluation_scope(self, where: str, version: int, part: str) -> CompletionScope:
+        return CompletionScope(
+            where,
+            version,
+            self.config.evaluation_temperature,
+            run=self.run.id,
+            name=evaluation_name(version, part),
+        )
 
     def _outcome(
         self, completion: int, status: RolloutStatus, log: CallLog | None
@@ -172,14 +182,23 @@ class RolloutRunner:
     async def _call(
         self, row: Row, context: dict[str, Any], scope: CompletionScope, timeout: float
     ) -> Finished | None:
+        await reap_at_end(self.store, scope.name)  # of an attempt whose worker died
         started = time.monotonic()
         wanted = {name: value for name, value in context.items() if name in self._wanted}
-        # A copy: user code may change its row, and the next completion gets the same one.
-        with self._sampler.serving(scope):
-            result = await asyncio.wait_for(self._rollout_fn(copy.deepcopy(row), **wanted), timeout)
+        try:
+            with self._sampler.serving(scope):
+                # A copy: user code may change its row, and the next completion gets the same one.
+                result = await asyncio.wait_for(
+                    self._rollout_fn(copy.deepcopy(row), **wanted), timeout
+                )
+        finally:
+            # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.
+            await asyncio.shield(asyncio.create_task(reap_at_end(self.store, scope.name)))
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
+        if self.config.router_replay:
+            require_routing(run, scope.where)
         return Finished(run, scope, time.monotonic() - started)
 
     def _record(
@@ -237,7 +256,9 @@ def evaluation_context(index: int) -> dict[str, Any]:
     }
 
 
-def make_rollout_fn(config: RunConfig, tokenizer: Any, sampler: Sampler) -> RolloutFn:
+def make_rollout_fn(
+    config: RunConfig, tokenizer: Any, sampler: Sampler, resources: Resources
+) -> RolloutFn:
     """Call the user's factory.
 
     Raises:
@@ -254,17 +275,12 @@ def make_rollout_fn(config: RunConfig, tokenizer: Any, sampler: Sampler) -> Roll
         model=config.base_model,
         completions_per_prompt=config.completions_per_prompt,
         extras=dict(config.extras),
+        resources=resources,
     )
     return call(config.rollout, setup)  # type: ignore[no-any-return]
 
 
 def resolve_names(config: RunConfig) -> None:
     """Import everything that a config names. Raises EntrypointError for the first that fails."""
-    for entrypoint in (
-        config.rollout,
-        config.dynamic_filter,
-        config.evaluation,
-        config.prepare_batch,
-    ):
-        if entrypoint is not None:
-            resolve(entrypoint)
+    for entrypoint in (*config.rollout_entrypoints, *config.trainer_entrypoints):
+        resolve(entrypoint)

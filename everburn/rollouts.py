@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everburn.resources import Resources
     from everburn.sampling import Sample, Sampler
 
 RolloutFn = Callable[..., Awaitable["RolloutRun | None"]]
@@ -152,6 +153,7 @@ class RolloutSetup:
     sampling_kwargs: `max_tokens` and `temperature` of the run, ready for `sampler.sample`.
     sampler: samples from the policy version that the current completion belongs to.
     model: the base model's name. extras: the run's `extras`.
+    resources: registers what a completion makes and must not leave behind.
     """
 
     tokenizer: Any
@@ -161,6 +163,7 @@ class RolloutSetup:
     model: str
     completions_per_prompt: int
     extras: dict[str, Any]
+    resources: "Resources"
 
 
 def context_parameters(rollout_fn: RolloutFn) -> frozenset[str]:
@@ -236,6 +239,28 @@ def validate_rollout(value: object, where: str, vocab_size: int | None = None) -
         if problem:
             raise InvalidRolloutError(f"{where} · ground_truth_tokens: {problem}")
     return value
+
+
+def require_routing(run: RolloutRun, where: str) -> None:
+    """Check that every segment carries the routing of its trained tokens, for router replay.
+
+    Raises:
+        InvalidRolloutError: naming the place and the first token without.
+    """
+    for index, segment in enumerate(run.segments):
+        if segment.routing is None:
+            raise InvalidRolloutError(
+                f"{where} · segment {index}: has no routing, and router_replay is set: hand "
+                "Sample.routing on, or set router_replay to false if the model has no experts"
+            )
+        for position, (flag, matrix) in enumerate(
+            zip(segment.loss_mask, segment.routing, strict=True)
+        ):
+            if flag and position and not matrix:
+                raise InvalidRolloutError(
+                    f"{where} · segment {index}: token {position} is trained and has no routing, "
+                    "and router_replay is set"
+                )
 
 
 def _segment_problem(segment: object, vocab_size: int | None) -> str | None:

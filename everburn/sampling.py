@@ -53,15 +53,16 @@ class CompletionScope:
     """The completion that sampling calls belong to, and what they did.
 
     where: names it in messages. version: policy version to sample from. temperature: overrides
-    the caller's (evaluation); None leaves it. log: of calls, where they are recorded. id: as
-    refs.completion_id gives it.
+    the caller's (evaluation); None leaves it. log: of calls, where they are recorded. run: its id.
+    name: under which the completion is known in the run's store, the same in every attempt.
     """
 
     where: str
     version: int
     temperature: float | None = None
     log: CallLog | None = None
-    id: str = ""
+    run: str = ""
+    name: str = ""
     calls: list[Sample] = field(default_factory=list)
     handles: set[str] = field(default_factory=set)
     """Of the samplers that its calls have used."""
@@ -128,6 +129,8 @@ class Sampler:
             "stop": list(stop) if stop else None,
             "logprobs": True,
         } | ({} if seed is None else {"seed": seed})
+        if self._config.router_replay:
+            settings["include_routing_matrix"] = True
         sample = await self._logged(scope, prompt, settings)
         scope.calls.append(sample)
         return sample
@@ -249,6 +252,7 @@ class Sampler:
             text=completion.text,
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             version=publication.version,
+            routing=_routing(completion.routing_matrices),
         )
 
     def _sampler(self, publication: Publication, scope: CompletionScope) -> "DeploymentSampler":
@@ -273,6 +277,21 @@ class Sampler:
 
 def _age(publication: Publication) -> tuple[int, int]:
     return publication.epoch, publication.version
+
+
+def _routing(matrices: Any) -> list[str] | None:
+    """Expert routing as it travels with a rollout: in the answer itself.
+
+    Raises:
+        SamplingRefusedError: the server keeps it elsewhere, where it may expire before it is
+            trained on.
+    """
+    if matrices is None or isinstance(matrices, list):
+        return matrices
+    raise SamplingRefusedError(
+        "the sampler answered with references to routing instead of the routing itself, which "
+        "router_replay needs: set router_replay to false"
+    )
 
 
 def _server_words(error: Exception) -> str:

@@ -72,7 +72,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             ],
             prepared=outcome.prepared,
             loss=config.loss,
-            loss_config=config.loss_config,
+            loss_config=config.sent_loss_config,
             adam=outcome.adam,
             snapshot=outcome.snapshot,
             checkpoint=outcome.checkpoint,

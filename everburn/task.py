@@ -7,7 +7,9 @@ rows that the run keeps. Doesn't own the configuration's own rules (config.py).
 from dataclasses import dataclass
 
 from everburn.backends import api_key
+from everburn.config import Entrypoint
 from everburn.dataset import load_rows, stored_rows, write_rows
+from everburn.learning.advantages import check_single_reward
 from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, RunRef
 from everburn.rollout_runner import RolloutRunner, resolve_names
 from everburn.run_folder import stored_config
@@ -27,11 +29,13 @@ def prepare_task(run: RunRef) -> PreparedTask:
     """Resolve names, read and keep the rows, and make the rollout function once.
 
     Raises:
-        EntrypointError, DatasetError, TokenizerError, MissingKeyError, InvalidRolloutError, and
-        whatever the user's factory raises.
+        EntrypointError, DatasetError, TokenizerError, MissingKeyError, InvalidRolloutError,
+        InvalidAdvantagesError, and whatever the user's factory raises.
     """
     config = stored_config(run)
     resolve_names(config)
+    if config.completions_per_prompt == 1 and isinstance(config.advantages, Entrypoint):
+        check_single_reward(config.advantages)
     api_key(config)
     store = ArtifactStore.of(run)
     # Written once: a run that is resumed or forked goes on with the rows it has.

@@ -33,8 +33,8 @@ def _load(name: str) -> Any:
 
     from everburn.emulator import base_model
 
-    source = base_model.tokenizer_path(name) if name in base_model.NAMES else name
     try:
+        source = base_model.tokenizer_path(name) if base_model.is_known(name) else name
         return AutoTokenizer.from_pretrained(str(source))
     except (OSError, ValueError) as error:
         raise TokenizerError(

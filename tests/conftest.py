@@ -1,18 +1,13 @@
 """What any test may need: a Temporal server, an emulator, and a tokenizer."""
 
-import asyncio
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from temporalio.client import Client
 
-from support.waiting import until
+from support.temporal import running_temporal
 from workers.exits import leave
-from workers.ports import free_port
-from workers.temporal_server import find_binary, start_command
 
 if TYPE_CHECKING:
     from support.emulator import RunningEmulator
@@ -36,18 +31,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Temporal dev server with Everburn's own settings."""
-    folder = tmp_path_factory.mktemp("temporal")
-    port, ui_port = free_port(), free_port()
-    command = start_command(find_binary(), folder / "temporal.db", port, ui_port)
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen([*command, "--log-level", "error"], stdout=log, stderr=log)
-    address = f"127.0.0.1:{port}"
-    try:
-        asyncio.run(until(lambda: _serves(address), lambda: "the Temporal server doesn't come up"))
+    with running_temporal(tmp_path_factory.mktemp("temporal")) as address:
         yield address
-    finally:
-        server.terminate()
-        server.wait()
 
 
 @pytest.fixture(scope="session")
@@ -78,11 +63,3 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<end>")), eos_token="<end>"
     ).save_pretrained(folder)
     return folder
-
-
-async def _serves(address: str) -> bool:
-    try:
-        await Client.connect(address)
-    except RuntimeError:
-        return False
-    return True

@@ -93,6 +93,8 @@ def test_defaults_are_those_of_the_async_rl_recipe(field: str, default: object):
         ("on_fatal", ["fail", "hold"]),
         ("on_any_rollout_failure", ["drop", "fail"]),
         ("completions_per_prompt", [2, 64]),
+        ("loss", ["grpo", "cispo", "dro", "dapo", "gspo", "dppo", "reinforce"]),
+        ("advantages", ["group_zscore", "mean_only", "leave_one_out"]),
         ("learning_rate", [0, 1, 3e-6]),
     ],
 )
@@ -103,7 +105,33 @@ def test_every_documented_value_is_accepted(field: str, values: list[object]):
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("completions_per_prompt", 1, "Input should be greater than or equal to 2 (got 1)"),
+        ("completions_per_prompt", 0, "Input should be greater than or equal to 1 (got 0)"),
+        (
+            "completions_per_prompt",
+            1,
+            "a group of one has no group_zscore advantage: take at least 2, or name an "
+            "`advantages` function of your own that is defined for one reward",
+        ),
+        (
+            "loss",
+            "grppo",
+            "'grppo' is no loss of the service (grpo, importance_sampling, ppo, cispo, dro, dapo, "
+            'gspo, dppo, reinforce); a Python loss is written as {"name": '
+            '"package.module:function"}',
+        ),
+        ("loss", 3, 'write the name of a loss, or {"name": "package.module:function"} (got 3)'),
+        (
+            "advantages",
+            "zscore",
+            "'zscore' is none of group_zscore, mean_only, leave_one_out; a function of your own is "
+            'written as {"name": "package.module:function"}',
+        ),
+        (
+            "loss_config",
+            {"clip_high_threshold": 0.5},
+            "clip_low_threshold 0.8 and clip_high_threshold 0.5 bound the policy ratio: "
+            "0 <= low <= 1 <= high, for example 0.8 and 1.28",
+        ),
         ("completions_per_prompt", 513, "Input should be less than or equal to 512 (got 513)"),
         ("base_model", "", "String should have at least 1 character (got '')"),
         ("prompt_groups_per_step", 0, "Input should be greater than or equal to 1 (got 0)"),
@@ -174,6 +202,40 @@ def test_two_ways_to_evaluate_exclude_each_other():
     ]
 
 
+def test_what_a_run_starts_from_is_one_thing():
+    reference = "acme/run-" + "0123456789abcdef" * 2 + "/state-4"
+    adapter = "accounts/acme/models/warm"
+    assert problems(init_from_checkpoint=reference, warm_start_from_adapter=adapter) == [
+        "warm_start_from_adapter: excludes init_from_checkpoint: a checkpoint brings its own "
+        "weights"
+    ]
+    assert problems(warm_start_from_adapter=adapter, lora_rank=0, backend="emulator") == [
+        "lora_rank: must be the adapter's rank, above 0, to start from an adapter"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("init_from_checkpoint", "policy-0001-e1-0123abcd", "is a sampler snapshot"),
+        ("init_from_checkpoint", "tinker://x", "isn't a checkpoint"),
+        ("warm_start_from_adapter", "my-adapter", "isn't an adapter"),
+        ("output_model_id", "My Model", "can't be the id of a model"),
+        ("output_model_id", "x" * 64, "1 to 63 characters"),
+    ],
+)
+def test_references_have_their_forms(field: str, value: str, text: str):
+    (line,) = problems(**{field: value})
+    assert line.startswith(f"{field}: ") and text in line
+
+
+def test_a_new_run_has_no_checkpoints_of_its_own():
+    assert config().origin_problem() is None
+    problem = config(init_from_checkpoint="state-4").origin_problem()
+    assert problem is not None
+    assert "everburn resume RUN --set init_from_checkpoint=state-4" in problem
+
+
 def test_the_smallest_values_that_are_allowed_together():
     settings = config(
         completions_per_prompt=2, min_group_size=2, max_concurrency_rollout_sample=2, max_seq_len=2
@@ -205,7 +267,7 @@ def test_all_problems_are_reported_at_once():
 
 def test_a_rule_between_fields_is_silent_while_one_of_them_is_wrong_by_itself():
     assert problems(completions_per_prompt=0, min_group_size=3) == [
-        "completions_per_prompt: Input should be greater than or equal to 2 (got 0)"
+        "completions_per_prompt: Input should be greater than or equal to 1 (got 0)"
     ]
 
 
@@ -356,9 +418,9 @@ def test_the_json_schema_describes_every_field_for_editors():
     assert schema["additionalProperties"] is False
     assert schema["properties"]["completions_per_prompt"] == {
         "default": 4,
-        "description": "G, completions per row.",
+        "description": "G, completions per row; 1 only with an `advantages` function of your own.",
         "maximum": 512,
-        "minimum": 2,
+        "minimum": 1,
         "title": "Completions Per Prompt",
         "type": "integer",
     }
@@ -382,6 +444,35 @@ def test_concurrency_that_can_never_fill_is_warned_about(
         f"completions it takes max_head_offpolicy_versions >= {ahead + 1}, and it is {ahead}"
     ]
     assert settings.warnings() == (expected if warned else [])
+
+
+def test_a_setting_that_is_passed_through_unknown_is_warned_about():
+    assert config(loss="cispo", loss_config={"clip_lo": 0.7, "weighting": "tis"}).warnings() == [
+        "loss_config.clip_lo isn't a setting of cispo that Everburn knows; it is passed through as "
+        "it is"
+    ]
+
+
+def test_a_loss_and_advantages_of_ones_own_are_named_with_their_arguments():
+    loss = {"name": "my_task:margin", "kwargs": {"margin": 0.1}}
+    settings = config(loss=loss, advantages={"name": "my_task:reward"}, completions_per_prompt=1)
+    assert settings.loss == Entrypoint(name="my_task:margin", kwargs={"margin": 0.1})
+    assert settings.advantages == Entrypoint(name="my_task:reward")
+    assert (settings.sent_loss_config, settings.clip) == ({}, None)
+    assert [each.name for each in settings.trainer_entrypoints] == ["my_task:margin"]
+    assert "my_task:reward" in [each.name for each in settings.rollout_entrypoints]
+    assert parse_config(settings.model_dump(mode="json")) == settings
+
+
+def test_the_settings_of_a_python_loss_are_its_arguments():
+    assert problems(loss={"name": "my_task:margin"}, loss_config={"margin": 0.1}) == [
+        "loss_config: belongs to the service's losses; a Python loss gets its settings as its "
+        "kwargs"
+    ]
+    assert problems(loss={"name": "no colon"}) == [
+        "loss.name: 'no colon' doesn't name a callable: write 'package.module:attribute', for "
+        "example 'my_task:make_rollout_fn'"
+    ]
 
 
 def test_sampling_without_temperature_is_warned_about():

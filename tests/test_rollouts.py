@@ -15,6 +15,7 @@ from everburn.rollouts import (
     RolloutRun,
     RolloutSample,
     context_parameters,
+    require_routing,
     validate_rollout,
 )
 from everburn.sampling import Sample
@@ -200,6 +201,17 @@ def test_what_the_sampler_answered_becomes_a_segment():
     turn = RolloutSample.of_sample([5, 6], sample, reward=1.0)
     assert turn == segment(raw_logprobs=[0.0, 0.0, -0.7, -1.2], routing=["", "", "AA==", "AQ=="])
     validate_rollout(RolloutRun([turn]), WHERE)
+
+
+def test_replayed_routing_must_be_there_for_every_trained_token():
+    require_routing(RolloutRun([segment(routing=["", "", "AA==", "AQ=="])]), WHERE)
+    for routing, text in (
+        (None, "has no routing, and router_replay is set: hand Sample.routing on, or"),
+        (["", "", "AA==", ""], "token 3 is trained and has no routing, and router_replay is set"),
+    ):
+        with pytest.raises(InvalidRolloutError) as caught:
+            require_routing(RolloutRun([segment(routing=routing)]), WHERE)
+        assert str(caught.value).startswith(f"{WHERE} · segment 0: {text}")
 
 
 TWO_TURNS = {"tokens": [5, 7, 8, 6, 7], "logprobs": [0.0] * 5, "loss_mask": [0, 1, 1, 0, 1]}

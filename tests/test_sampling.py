@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fireworks.training.sdk.routing import RoutingReferences
+from fireworks.training.sdk.sampling import DeploymentSampler, SampledCompletion
 
 from everburn.call_log import CallLog
 from everburn.config import RunConfig, parse_config
@@ -203,3 +205,35 @@ async def test_a_snapshots_sampler_is_kept_while_a_completion_uses_it_and_releas
     assert closed == [1, 2, 0]
     sampler.close()
     assert closed == [1, 2, 0, 3]
+
+
+async def test_expert_routing_is_asked_for_where_it_is_replayed(
+    policies: Policies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator's models have no experts, so what a server answers is put in its place."""
+    asked: list[bool] = []
+    answer: list[Any] = [["AA==", "AQ=="]]
+
+    async def sample(self: object, prompt: list[int], **settings: Any) -> list[Any]:
+        asked.append(settings.get("include_routing_matrix", False))
+        return [
+            SampledCompletion(
+                text="",
+                full_tokens=[*prompt, 7, 8],
+                prompt_len=len(prompt),
+                sampling_logprobs=[-1.0, -1.0],
+                routing_matrices=answer[0],
+            )
+        ]
+
+    monkeypatch.setattr(DeploymentSampler, "sample_with_prompt_tokens", sample)
+    await policies.publish(0)
+    current_scope.set(CompletionScope("here", version=0))
+    replayed = await policies.sampler(router_replay=True).sample(PROMPT)
+    answer[0] = None
+    plain = await policies.sampler().sample(PROMPT)
+    assert (asked, replayed.routing, plain.routing) == ([True, False], ["AA==", "AQ=="], None)
+
+    answer[0] = RoutingReferences(length=2, files=(), spans=())
+    with pytest.raises(SamplingRefusedError, match="set router_replay to false"):
+        await policies.sampler(router_replay=True).sample(PROMPT)

@@ -28,7 +28,7 @@ def calibrate_here(config: RunConfig, folder: Path, console: Console) -> Calibra
         UserError: rollouts failed, or no session was to be had.
     """
     check_local(config, folder)
-    make_base_model(config, console)
+    make_base_model(config, folder)
     own = config.backend == "emulator" and config.base_url is None
     emulator = spare_emulator(StackFolder(folder)) if own else nullcontext()
     with emulator, tempfile.TemporaryDirectory(prefix="everburn-calibration-") as store:

@@ -102,7 +102,7 @@ def run(
     file = load_run_file(config, assignments or [], here)
     if dry_run:
         from workers.dry_run import describe_run
-        from workers.worker import let_import_from
+        from workers.user_modules import let_import_from
 
         let_import_from(here)
         for line in describe_run(file, run_id):
@@ -113,7 +113,7 @@ def run(
         raise typer.Exit(stay_with(Launch(file, run_id, server)))
     check_local(file.config, here)
     with sigterm_interrupts():
-        make_base_model(file.config, console)
+        make_base_model(file.config, here)
         with Stack.attach(here, PortWishes(port, ui_port, emulator_port), say) as stack:
             server = Server.of_stack(stack.state)
             code = stay_with(Launch(file, run_id, server, stack.news), stack)
@@ -292,6 +292,26 @@ def calibrate(
         say(line)
 
 
+@app.command()
+def reap(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    address: Address = None,
+    namespace: Namespace = "default",
+) -> None:
+    """End what the rollouts of a run registered and left behind: sandboxes, processes, ...
+
+    A run does so itself at its end. This is for one that was terminated.
+    """
+    from workers.reaping import reap_run
+
+    found, done = asyncio.run(reap_run(run, address, namespace, Path.cwd()))
+    say(f"run {found.id}: {done.count} resources reaped, {len(done.failures)} left")
+    for failure in done.failures:
+        say(f"left: {failure}")
+    if done.failures:
+        raise typer.Exit(1)
+
+
 def at_server(
     address: str | None, namespace: str, show: "Callable[[Server], Coroutine[Any, Any, None]]"
 ) -> None:
@@ -338,7 +358,9 @@ def emulator(
 
     choose(Wish("the emulator", port, "--port", asked=port))
     from everburn.emulator.server import EmulatorSettings, serve
+    from workers.user_modules import let_import_from
 
+    let_import_from(Path.cwd())  # recipes of base models
     serve(EmulatorSettings(home=home.absolute(), enable_faults=enable_faults), port)
 
 

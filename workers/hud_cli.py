@@ -111,7 +111,7 @@ def train(
     files = RecipeFiles(options, RunRef(store=file.config.store, id=run_id), here / output_dir)
     files.begin()
     with sigterm_interrupts():
-        make_base_model(file.config, console)
+        make_base_model(file.config, here)
         with Stack.attach(here, PortWishes(), say) as stack:
 
             def news() -> list[str]:

@@ -6,13 +6,12 @@ answer is known at once, not after a server has started.
 
 from pathlib import Path
 
-from rich.console import Console
-
 from everburn.backends import MissingKeyError, api_key
 from everburn.config import RunConfig
 from workers import dotenv
 from workers.errors import BadInputError
 from workers.run_file import missing_datasets
+from workers.user_modules import imports_from
 
 
 def check_local(config: RunConfig, folder: Path) -> None:
@@ -27,8 +26,10 @@ def check_local(config: RunConfig, folder: Path) -> None:
         raise BadInputError(str(error)) from None
 
 
-def make_base_model(config: RunConfig, console: Console) -> None:
+def make_base_model(config: RunConfig, folder: Path) -> None:
     """Make the emulator's base model on its first use: it takes a while, and shows how far it is.
+
+    folder: where a recipe that the run brings along is imported from.
 
     Raises:
         BadInputError: the emulator has no such model.
@@ -37,9 +38,8 @@ def make_base_model(config: RunConfig, console: Console) -> None:
         return
     from everburn.emulator import base_model
 
-    if config.base_model not in base_model.NAMES:
-        known = ", ".join(base_model.NAMES)
-        raise BadInputError(
-            f"the emulator has no base model {config.base_model!r}: base_model is one of {known}"
-        )
-    base_model.ensure(config.base_model)
+    try:
+        with imports_from(folder):
+            base_model.ensure(config.base_model)
+    except base_model.UnknownBaseModel as error:
+        raise BadInputError(str(error)) from None

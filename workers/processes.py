@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Literal
 
 from temporalio.client import Client
-from temporalio.common import WorkerDeploymentVersion
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
 
 from activities.heartbeats import THROTTLE
@@ -27,13 +27,14 @@ from workflows.evaluation import Evaluation
 from workflows.prompt_group import PromptGroup
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
 from workflows.train_run import TrainRun
-from workflows.trainer_lease import TrainerLease
+from workflows.trainer_lease import TrainerLease, UpgradedTrainerLease
 
 Role = Literal["orchestrator", "rollout", "trainer"]
 
 DEPLOYMENT = "everburn"
 """The name under which a server knows the builds of these workers."""
 WORKFLOWS = [TrainRun, PromptGroup, TrainerLease, Evaluation]
+VERSIONED_WORKFLOWS = [TrainRun, PromptGroup, UpgradedTrainerLease, Evaluation]
 GRACE = timedelta(seconds=10)
 STICKY_TIMEOUT = timedelta(seconds=2)
 """How long a task waits for a dead orchestrator's cache: part of every recovery."""
@@ -48,13 +49,15 @@ async def connect(address: str, namespace: str) -> Client:
 def deployment(build: str | None) -> WorkerDeploymentConfig | None:
     """How workers of a build are told from those of another; None leaves a worker unversioned.
 
-    Each workflow says by itself which build runs it (workflows/): most stay with the one they began
-    on, and a run changes over between two steps.
+    A workflow stays with the build that it began on; a run changes over between two steps.
     """
     if build is None:
         return None
-    version = WorkerDeploymentVersion(deployment_name=DEPLOYMENT, build_id=build)
-    return WorkerDeploymentConfig(version=version, use_worker_versioning=True)
+    return WorkerDeploymentConfig(
+        version=WorkerDeploymentVersion(deployment_name=DEPLOYMENT, build_id=build),
+        use_worker_versioning=True,
+        default_versioning_behavior=VersioningBehavior.PINNED,
+    )
 
 
 def orchestrator(client: Client, build: str | None = None) -> Worker:
@@ -64,7 +67,7 @@ def orchestrator(client: Client, build: str | None = None) -> Worker:
     return Worker(
         client,
         task_queue=ORCHESTRATOR_QUEUE,
-        workflows=WORKFLOWS,
+        workflows=WORKFLOWS if build is None else VERSIONED_WORKFLOWS,
         activities=[
             records.create_run,
             records.commit_step,
@@ -73,6 +76,7 @@ def orchestrator(client: Client, build: str | None = None) -> Worker:
             records.carry_publication,
             records.skip_group,
             records.finish_run,
+            records.count_resources,
             reconciliation.reconcile,
             reconciliation.run_is_open,
         ],
@@ -94,6 +98,7 @@ def rollout_worker(
             activities.prepare_task,
             activities.rollout,
             activities.complete_group,
+            activities.reap,
             activities.evaluate_shard,
             activities.evaluate_function,
             activities.complete_evaluation,

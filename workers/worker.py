@@ -7,7 +7,6 @@ words for a server that isn't there. Doesn't own what a role serves (processes.p
 import asyncio
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from everburn.secrets import keep_environment_secret, redact_logs
 from workers import dotenv
 from workers.server import Server
 from workers.stack_folder import StackFolder
+from workers.user_modules import let_import_from
 
 if TYPE_CHECKING:
     from workers.processes import Role
@@ -56,12 +56,3 @@ def serve(
         await run_worker(role, await Server(found, namespace).connect(), slots, build)
 
     asyncio.run(connect_and_serve())
-
-
-def let_import_from(folder: Path) -> None:
-    """User modules are found in the current folder, as by `python script.py` there.
-
-    Not in an orchestrator: it runs no user code, and its sandbox would find a `workflows` folder of
-    the user's. Everburn's own packages have been imported by now: no folder can take their place.
-    """
-    sys.path.insert(0, str(folder))

@@ -9,7 +9,7 @@ import math
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -25,7 +25,7 @@ MAX_SHARDS_IN_FLIGHT = 64
 ATTEMPTS = RetryPolicy(maximum_attempts=3)
 
 
-@workflow.defn(versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn
 class Evaluation:
     @workflow.init
     def __init__(self, order: EvaluationOrder) -> None:

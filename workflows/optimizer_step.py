@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.trainer import TrainerActivities
     from everburn.config import RunConfig
+    from everburn.learning.diagnostics import distance_metrics
     from everburn.learning.schedules import learning_rate
     from everburn.ledger import AdamParams, PreparedBatch
     from everburn.refs import RewardSum, decode_groups, encode_groups
@@ -373,15 +374,11 @@ class OptimizerStep:
                 values["perf/wait_time_ratio"] = 1 - train_time / (end - start)
         if published.gap is not None:
             values["train/publication_gap"] = published.gap
-        tokens = sum(result.tokens for result in submitted)
+        tokens = sum(result.distance.tokens for result in submitted)
         if tokens:
-            values |= {
-                "train/tokens": tokens,
-                "train/loss": sum(r.loss_sum for r in submitted) / tokens,
-                "train/ppo_kl": -sum(r.log_ratio_sum for r in submitted) / tokens,
-                "train/ratio_mean": sum(r.ratio_sum for r in submitted) / tokens,
-                "train/clip_frac": sum(r.clipped for r in submitted) / tokens,
-            }
+            values["train/tokens"] = tokens
+            values |= distance_metrics([result.distance for result in submitted])
+            values |= loss_metrics(submitted)
         if (recovered := self.state.recovered) is not None:
             values |= {
                 "recovery/leases": recovered.leases,
@@ -414,6 +411,21 @@ async def save_checkpoint(
     )
     state.note_saved(step, saved.path)
     return saved
+
+
+def loss_metrics(submitted: list[Submitted]) -> dict[str, float]:
+    """train/loss, per trained token, and a Python loss's own metrics as `loss/*`: means over the
+    requests, weighted by their trained tokens. Absent where a request doesn't tell."""
+    tokens = sum(result.distance.tokens for result in submitted)
+    sums = [result.loss_sum for result in submitted]
+    values = {}
+    if None not in sums:
+        values["train/loss"] = math.fsum(each for each in sums if each is not None) / tokens
+    names = set[str].intersection(*(set(result.loss_metrics) for result in submitted))
+    for name in sorted(names):
+        weighted = (r.loss_metrics[name] * r.distance.tokens for r in submitted)
+        values[f"loss/{name}"] = math.fsum(weighted) / tokens
+    return values
 
 
 def union_seconds(spans: list[tuple[float, float]]) -> float:

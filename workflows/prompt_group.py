@@ -9,7 +9,7 @@ import math
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -50,7 +50,7 @@ MAX_ERROR = 120
 """Characters of a failure kept per completion."""
 
 
-@workflow.defn(versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn
 class PromptGroup:
     @workflow.init
     def __init__(self, order: GroupOrder) -> None:

@@ -103,6 +103,12 @@ class Recorder:
         )
         await self._execute(RecordActivities.finish_run, order, "before and after")
 
+    async def count_resources(self) -> int:
+        count: int = await self._execute(
+            RecordActivities.count_resources, self._state.run, "what rollouts left behind"
+        )
+        return count
+
     async def _execute(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
         async with self._turn:
             return await workflow.execute_activity_method(

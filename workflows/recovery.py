@@ -12,7 +12,13 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import LEASE_CLOSED, QUOTA, REJECTED
+    from activities.failure_types import (
+        LEASE_CLOSED,
+        QUOTA,
+        REJECTED,
+        TRAINER_STATE_LOST,
+        UNFIT,
+    )
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
     from everburn.refs import encode_groups
@@ -64,7 +70,7 @@ class Recovery:
         state = self._state
         attempts = 0
         await self._trainer.abandon(loss)
-        while not (self._suspicious(loss) or await self.is_closed(loss)):
+        while not (self._suspicious(loss) or self.is_closed(loss)):
             state.phase = f"recovering from a lost lease ({loss})"
             try:
                 await self._restore()
@@ -105,15 +111,17 @@ class Recovery:
         state.losses = 0
         return True
 
-    async def is_closed(self, loss: LeaseLostError) -> bool:
+    def is_closed(self, loss: LeaseLostError) -> bool:
         """Whether no other lease is to be had before a person has mended the cause; then it is the
         run's fatal error. After a resume another lease is tried."""
-        if loss.kind not in {*LEASE_CLOSED, REJECTED}:
+        state = self._state
+        if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT}:
             return False
-        await self._trainer.abandon(loss)
-        self._state.fatal = self._state.fatal or Fatal(
+        state.fatal = state.fatal or Fatal(
             error=str(loss), error_type=loss.kind, holds=loss.kind == QUOTA
         )
+        if state.lease_end is not None:
+            state.lease_end = state.lease_end.model_copy(update={"error_type": TRAINER_STATE_LOST})
         return True
 
     async def _restore(self) -> None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeUpdate, VersioningBehavior
+from temporalio.common import RetryPolicy, SearchAttributeUpdate
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -31,6 +31,7 @@ with workflow.unsafe.imports_passed_through():
         Promoted,
         Publish,
         Published,
+        ReapResult,
     )
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
@@ -65,11 +66,13 @@ every recovery."""
 ENDING = "the run is ending; it saves its final state by itself"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 PROMOTE_ATTEMPTS = 3
+REAP_TIMEOUT = timedelta(minutes=3)
+"""For the resources that dead workers left behind; without a rollout worker nobody can reap."""
 GROUPS_END_TIMEOUT = 30.0
 """Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
 
 
-@workflow.defn(versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn
 class TrainRun:
     @workflow.init
     def __init__(self, config: Any = None, state: RunState | None = None) -> None:
@@ -147,7 +150,8 @@ class TrainRun:
     async def _begin(self, config: dict[str, object], *, anew: bool) -> bool:
         """Everything before the first step; false if the run was stopped over it."""
         state = self._state
-        if (problem := self._config.origin_problem()) is not None:
+        problem = self._config.origin_problem() if anew else None
+        if problem is not None:
             raise ApplicationError(problem, type="InvalidConfig", non_retryable=True)
         self._phase("starting" if anew else "resuming", "the run's folder")
         created = await self._recorder.create_run(config)
@@ -223,19 +227,16 @@ class TrainRun:
                 remember(state, CheckpointAt(step=0, path=saved.path))
                 return
             except LeaseLostError as loss:
-                if await self._recovery.is_closed(loss):
+                await self._trainer.abandon(loss)
+                if self._recovery.is_closed(loss):
                     await self._producer.settle_fatal()
                 elif loss.kind == CAPACITY:
-                    await self._wait_for_capacity(loss, attempts)
+                    # It may take days; nothing is held meanwhile.
+                    self._phase("waiting for capacity", f"a trainer session: {loss}")
+                    await workflow.sleep(backoff(attempts))
                     attempts += 1
                 elif state.grant is None or (losses := losses + 1) == MAX_LOSSES:
                     raise
-                await self._trainer.abandon(loss)
-
-    async def _wait_for_capacity(self, loss: LeaseLostError, attempts: int) -> None:
-        """It may take days; nothing is held meanwhile."""
-        self._phase("waiting for capacity", f"a trainer session: {loss}")
-        await workflow.sleep(backoff(attempts), summary="wait for capacity")
 
     async def _load_origin(self) -> None:
         """What the run's configuration starts from, where that isn't the base model."""
@@ -311,6 +312,7 @@ class TrainRun:
             await self._final_checkpoint()
             await self._final_evaluation()
         await self._evaluations.cancel()
+        await self._reap()
         self._producer.record_sample(force=True)
         await self._recorder.flush_producer_samples()
         await self._recorder.finish(state.admission.initial_version, state.admission.version)
@@ -423,8 +425,30 @@ class TrainRun:
         await self._end_groups()
         await self._evaluations.cancel()
         await self._trainer.release()
+        await self._reap()
         await self._recorder.flush_producer_samples()
         await workflow.wait_condition(workflow.all_handlers_finished)
+
+    async def _reap(self) -> None:
+        """End what completions whose workers died have left behind."""
+        state = self._state
+        try:
+            left = await self._recorder.count_resources()
+            if left:
+                result: ReapResult = await workflow.execute_activity_method(
+                    RolloutActivities.reap,
+                    state.run,
+                    task_queue=ROLLOUT_QUEUE,
+                    schedule_to_close_timeout=REAP_TIMEOUT,
+                    heartbeat_timeout=timedelta(seconds=10),
+                    summary=f"reap {left} resources",
+                )
+                left = result.left
+        except ActivityError as error:
+            state.note(f"resources of rollouts may be left: {error.cause}; see `everburn reap`")
+        else:
+            if left:
+                state.note(f"{left} resources of rollouts are left: see `everburn reap`")
 
     def _failure(self, error: BaseException) -> BaseException:
         """The run's failure as Temporal shows it: what happened first, with its type."""

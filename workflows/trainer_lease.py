@@ -36,8 +36,7 @@ HOLDER_START = timedelta(seconds=10)
 """A holder that doesn't pick up its own queue for so long is gone."""
 
 
-# It lives for as long as its session: were it pinned, no build could ever go.
-@workflow.defn(versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn
 class TrainerLease:
     @workflow.init
     def __init__(self, order: LeaseOrder) -> None:
@@ -163,3 +162,18 @@ class TrainerLease:
             # The run is gone: what it leased is of no use to anybody.
             workflow.logger.info("run %s can't be reached: %s", self._order.run.id, error)
             self._release = True
+
+
+@workflow.defn(name="TrainerLease", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+class UpgradedTrainerLease(TrainerLease):
+    """A TrainerLease on versioned workers. It lives for as long as its session: were it pinned to
+    the build that it began on, as other workflows are, no build could go. On unversioned workers
+    the server refuses that a workflow says so."""
+
+    @workflow.init
+    def __init__(self, order: LeaseOrder) -> None:
+        super().__init__(order)
+
+    @workflow.run
+    async def run(self, order: LeaseOrder) -> None:
+        await super().run(order)

@@ -5,7 +5,8 @@ from everburn.agentic.endpoint import ChatEndpoint, chat_endpoint
 from everburn.agentic.formats import Format, FormatError, RendererFormat, TextFormat
 from everburn.agentic.messages import Message, Reply, ToolCall
 from everburn.agentic.tool_loop import Episode, Limits, run_tool_loop
-from everburn.agentic.tools import Tool, ToolResult, in_thread
+from everburn.agentic.tools import Tool, ToolResult
+from everburn.threads import in_thread
 
 __all__ = [
     "Assembled",

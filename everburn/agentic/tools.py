@@ -5,19 +5,15 @@ arguments against it, and the call itself. Doesn't own when tools are called or 
 are answered (tool_loop.py).
 """
 
-import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-T = TypeVar("T")
+from everburn.threads import in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,36 +85,6 @@ class Tool:
             if inspect.isawaitable(answer):
                 answer = await answer
         return answer if isinstance(answer, ToolResult) else ToolResult(str(answer))
-
-
-async def in_thread(function: Callable[[], T]) -> T:
-    """Run a blocking function on a thread of its own.
-
-    Not on the shared pool, which has few threads and which the store needs: blocking tools would
-    hold up everybody's writes. The thread doesn't keep its process alive, and a caller that is
-    cancelled doesn't wait for it.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-    context = copy_context()
-
-    def settle(method: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            method(value)
-
-    def run() -> None:
-        try:
-            value = context.run(function)
-        except BaseException as error:
-            method: Callable[[Any], None] = future.set_exception
-            outcome: Any = error
-        else:
-            method, outcome = future.set_result, value
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, method, outcome)
-
-    threading.Thread(target=run, name="tool", daemon=True).start()
-    return await future
 
 
 class _Untitled(GenerateJsonSchema):

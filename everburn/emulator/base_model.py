@@ -1,31 +1,33 @@
 """The emulator's base models: which there are, and where on this machine they lie.
 
-Made on first use, kept in the user's cache folder (EVERBURN_CACHE overrides it) under a name that
-changes with the recipe. Owns names, cache and lock. Doesn't own how the arithmetic model is trained
-(recipe.py). Importing this module imports neither torch nor transformers.
+A base model is made of a recipe (recipe.py) on first use, and kept in the user's cache folder
+(EVERBURN_CACHE overrides it) under a name that changes with the recipe. Owns names, cache and lock.
+Importing this module imports neither torch nor transformers.
 """
 
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from everburn.emulator import sums
-from everburn.emulator.recipe import Progress, Recipe, make
+from pydantic import ValidationError
+
+from everburn.config import Entrypoint
+from everburn.emulator import arithmetic, sums
+from everburn.emulator.recipe import Progress, Recipe, Shape, make
+from everburn.emulator.vocabulary import Vocabulary
+from everburn.entrypoints import EntrypointError, call
 
 ARITHMETIC = "accounts/everburn/models/arithmetic"
 TINY = "accounts/everburn/models/tiny"
 NAMES = (ARITHMETIC, TINY)
+"""The emulator's own. Any other base model is named by its recipe: `package.module:function`."""
 
 CACHE_ENV = "EVERBURN_CACHE"
 
-TINY_SEED = 7
 TINY_ALPHABET = (
     *sums.ALPHABET,
     *"-*/,.:;?! ",
@@ -33,22 +35,44 @@ TINY_ALPHABET = (
     *"ABCDEFGHIJKL",
 )
 """64 characters."""
-TINY_SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-}
+TINY_SHAPE = Shape(layers=2, width=32, inner=64, heads=2, kv_heads=1, positions=256)
 
 
 class UnknownBaseModel(ValueError):
-    """A name that the emulator has no base model for; lists those it has."""
+    """A name that the emulator has no base model for; says which there are, or what's wrong."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"unknown base model {name!r}; the emulator has {', '.join(NAMES)}")
+    def __init__(self, name: str, problem: str | None = None) -> None:
+        known = f"the emulator has {', '.join(NAMES)}, and those made by a recipe that is named"
+        super().__init__(
+            f"unknown base model {name!r}: {problem or f'{known} as package.module:function'}"
+        )
+
+
+def is_known(name: str) -> bool:
+    """Whether the name is that of a base model of the emulator, or has the form of a recipe's."""
+    return name in NAMES or _entrypoint(name) is not None
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of a base model.
+
+    Raises:
+        UnknownBaseModel: no such name, or what is named isn't a recipe.
+    """
+    if name == ARITHMETIC:
+        return arithmetic.recipe()
+    if name == TINY:
+        return Recipe(name="tiny", vocabulary=TINY_ALPHABET, shape=TINY_SHAPE, seed=7)
+    entrypoint = _entrypoint(name)
+    if entrypoint is None:
+        raise UnknownBaseModel(name)
+    try:
+        found = call(entrypoint)
+    except EntrypointError as error:
+        raise UnknownBaseModel(name, str(error)) from error
+    if not isinstance(found, Recipe):
+        raise UnknownBaseModel(name, f"it gives a {type(found).__name__}, not a Recipe")
+    return found
 
 
 def ensure(name: str) -> Path:
@@ -59,17 +83,14 @@ def ensure(name: str) -> Path:
     Raises:
         UnknownBaseModel
     """
-    if name == ARITHMETIC:
-        recipe = Recipe()
-        identity = recipe.parameters | {
-            "alphabet": sums.ALPHABET,
-            "held_out": sums.held_out_pairs(),
-        }
-        return _cached("arithmetic", identity, lambda folder: _arithmetic(recipe, folder))
-    if name == TINY:
-        identity = {"shape": TINY_SHAPE, "seed": TINY_SEED, "alphabet": TINY_ALPHABET}
-        return _cached("tiny", identity, _tiny)
-    raise UnknownBaseModel(name)
+    recipe = recipe_of(name)
+
+    def build(folder: Path) -> None:
+        what = f"making the base model {recipe.name} (once)"
+        with _reporting(what) as progress, _one_torch_thread():
+            make(recipe, folder, progress)
+
+    return _cached(recipe.name, recipe.identity, build)
 
 
 def tokenizer_path(name: str) -> Path:
@@ -78,64 +99,25 @@ def tokenizer_path(name: str) -> Path:
     Raises:
         UnknownBaseModel
     """
-    if name not in NAMES:
-        raise UnknownBaseModel(name)
-    alphabet = sums.ALPHABET if name == ARITHMETIC else TINY_ALPHABET
-    short = name.rsplit("/", 1)[-1]
-    return _cached(
-        f"{short}-tokenizer",
-        {"alphabet": alphabet},
-        lambda folder: _write_tokenizer(alphabet, folder),
-    )
+    recipe = recipe_of(name)
+    write = Vocabulary(recipe.vocabulary).write_tokenizer
+    return _cached(f"{recipe.name}-tokenizer", recipe.identity, write)
 
 
-def _arithmetic(recipe: Recipe, folder: Path) -> None:
-    with _reporting("making the base model (once)") as progress, _one_torch_thread():
-        make(recipe, folder, progress)
-    _write_tokenizer(sums.ALPHABET, folder)
+def _entrypoint(name: str) -> Entrypoint | None:
+    try:
+        return Entrypoint(name=name)
+    except ValidationError:
+        return None
 
 
-def _tiny(folder: Path) -> None:
-    """Random weights from a fixed seed."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    with torch.random.fork_rng():
-        torch.manual_seed(TINY_SEED)
-        config = Qwen3Config(
-            vocab_size=len(TINY_ALPHABET),
-            tie_word_embeddings=False,
-            pad_token_id=TINY_ALPHABET.index(sums.PAD),
-            eos_token_id=TINY_ALPHABET.index(sums.END),
-            bos_token_id=None,
-            **TINY_SHAPE,
-        )
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    _write_tokenizer(TINY_ALPHABET, folder)
-
-
-def _write_tokenizer(alphabet: Sequence[str], folder: Path) -> None:
-    """A token a character."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    ids = {character: number for number, character in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=sums.PAD))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=sums.PAD, eos_token=sums.END
-    ).save_pretrained(folder)
-
-
-def _cached(name: str, identity: dict[str, Any], build: Callable[[Path], None]) -> Path:
+def _cached(name: str, identity: str, build: Callable[[Path], None]) -> Path:
     """The folder that `build` fills, once per identity.
 
     A build that fails leaves nothing; what a killed one left goes with the next build.
     """
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     root = cache_folder()
-    target = root / f"{name}-{digest}"
+    target = root / f"{name}-{identity}"
     if target.exists():
         return target
     root.mkdir(parents=True, exist_ok=True)

@@ -1,93 +1,100 @@
-"""How the main job's base model is made: supervised training on demonstrations of sums.
+"""How a base model is made: a small Qwen3, trained on demonstrations.
 
-The demonstrations answer properly, or first work out the ones, and then ten tokens aren't enough
-for a sum with a carry: that is what most of those with a carry do, and few others. The model learns
-to add, and on hard sums it talks until it is cut off, as the large model of the Fireworks x HUD
-recipe did. That leaves honest room for RL.
-
-Measured over four seeds: 50 to 54 s of one core; greedy on the 512 held-out pairs, with a budget of
-ten tokens, 0.539 to 0.541 correct and 235 or 236 at the limit. With a budget of sixteen, or kept
-from working it out, it gets all of them right: what RL has to teach is to answer in time. GRPO in a
-plain torch loop with the numbers of examples/arithmetic, three seeds on each model: 0.994 to 1.0
-with rollouts one version old, 0.975 to 1.0 on-policy.
+Owns what a recipe says and the training that follows it. Doesn't own any particular recipe
+(arithmetic.py, the examples), or where models are kept (base_model.py).
 """
 
+import hashlib
+import json
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from everburn.emulator import sums
+from everburn.emulator.vocabulary import Vocabulary
+
+Demonstration = Sequence[tuple[str, bool]]
+"""A text in parts: what is said, and whether the model learns to say it."""
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and their total."""
 
+VERSION = 1
+"""To be raised when the training below changes what comes out."""
+
+IDENTIFYING = 256
+"""Demonstrations that the identity of a recipe looks at."""
+
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that decides which model comes out, but for the machine's rounding."""
+class Shape:
+    """Of the transformer. inner: width of its feed-forward part. positions: longest sequence."""
 
-    version: int = 3
-    """To be raised when the code below changes what comes out."""
-    layers: int = 2
-    width: int = 128
-    heads: int = 4
-    kv_heads: int = 2
-    steps: int = 1300
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides which model comes out, but for the machine's rounding.
+
+    name: of the model's folder. vocabulary: token strings. demonstrations: an endless stream, of
+    which each step takes a batch; None where steps is 0: then the weights are random. cuts: token
+    counts at which a batch is cut by length, since padding is computed in vain.
+    final_rate: of the learning rate, where its cosine ends.
+    """
+
+    name: str
+    vocabulary: tuple[str, ...]
+    shape: Shape
+    seed: int
+    steps: int = 0
+    demonstrations: Callable[[random.Random], Iterator[Demonstration]] | None = field(default=None)
     batch: int = 64
+    cuts: tuple[int, ...] = ()
     learning_rate: float = 2.5e-3
     warmup: int = 50
     final_rate: float = 0.05
-    """Of the learning rate, where the cosine ends."""
     weight_decay: float = 0.1
     clip: float = 1.0
-    works_out_carries: float = 0.75
-    works_out_others: float = 0.10
-    seed: int = 1
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
+    @cached_property
+    def identity(self) -> str:
+        """Twelve hex digits that change with the recipe, its first demonstrations included."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "demonstrations"}
+        values |= {"version": VERSION, "shape": asdict(self.shape)}
+        values["first"] = list(islice(self.stream(), IDENTIFYING))
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+    def stream(self) -> Iterator[Demonstration]:
+        """The demonstrations, always the same."""
+        return self.demonstrations(random.Random(self.seed)) if self.demonstrations else iter(())
 
 
 def make(recipe: Recipe, folder: Path, progress: Progress) -> None:
-    """Train the model and write it to a folder."""
+    """Train the model and write it to a folder, with its tokenizer."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    rng = random.Random(recipe.seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
-        model = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=len(sums.ALPHABET),
-                hidden_size=recipe.width,
-                intermediate_size=3 * recipe.width,
-                num_hidden_layers=recipe.layers,
-                num_attention_heads=recipe.heads,
-                num_key_value_heads=recipe.kv_heads,
-                head_dim=recipe.width // recipe.heads,
-                max_position_embeddings=256,
-                rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-                tie_word_embeddings=False,
-                pad_token_id=sums.ALPHABET.index(sums.PAD),
-                eos_token_id=sums.ALPHABET.index(sums.END),
-                bos_token_id=None,
-            )
-        )
+    vocabulary = Vocabulary(recipe.vocabulary)
+    model = _untrained(recipe, vocabulary)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=recipe.learning_rate,
         betas=(0.9, 0.99),
         weight_decay=recipe.weight_decay,
     )
-    waiting: list[Sequence[sums.Pair]] = []
+    stream = recipe.stream()
     for step in range(recipe.steps):
-        if not waiting:
-            waiting = list(sums.batches(sums.training_pairs(), recipe.batch, rng))
-        loss = _loss(model, [_demonstration(pair, recipe, rng) for pair in waiting.pop()])
+        batch = [_encoded(d, vocabulary) for d in islice(stream, recipe.batch)]
+        loss = _loss(model, batch, recipe.cuts, vocabulary.pad_id)
         for group in optimizer.param_groups:
             group["lr"] = _rate(recipe, step)
         optimizer.zero_grad(set_to_none=True)
@@ -96,32 +103,65 @@ def make(recipe: Recipe, folder: Path, progress: Progress) -> None:
         optimizer.step()
         progress(step + 1, recipe.steps)
     model.save_pretrained(folder)
+    vocabulary.write_tokenizer(folder)
 
 
-def _demonstration(pair: sums.Pair, recipe: Recipe, rng: random.Random) -> list[int]:
-    likely = recipe.works_out_carries if sums.carries(pair) else recipe.works_out_others
-    text = sums.working(pair) if rng.random() < likely else ""
-    return sums.encode(sums.problem(pair) + text + sums.answer(pair))
+def _untrained(recipe: Recipe, vocabulary: Vocabulary) -> Any:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = recipe.shape
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        return Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=len(vocabulary),
+                hidden_size=shape.width,
+                intermediate_size=shape.inner,
+                num_hidden_layers=shape.layers,
+                num_attention_heads=shape.heads,
+                num_key_value_heads=shape.kv_heads,
+                head_dim=shape.width // shape.heads,
+                max_position_embeddings=shape.positions,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+                tie_word_embeddings=False,
+                pad_token_id=vocabulary.pad_id,
+                eos_token_id=vocabulary.end_id,
+                bos_token_id=None,
+            )
+        )
 
 
-def _loss(model: Any, demonstrations: list[list[int]]) -> Any:
-    """Mean cross-entropy over all tokens after the problems; long and short ones apart, since
-    padding is computed in vain."""
+def _encoded(demonstration: Demonstration, vocabulary: Vocabulary) -> tuple[list[int], list[bool]]:
+    """Token ids, and which of them the model learns to say."""
+    tokens: list[int] = []
+    learned: list[bool] = []
+    for text, learns in demonstration:
+        ids = vocabulary.encode(text)
+        tokens += ids
+        learned += [learns] * len(ids)
+    return tokens, learned
+
+
+def _loss(
+    model: Any, batch: list[tuple[list[int], list[bool]]], cuts: Sequence[int], pad: int
+) -> Any:
+    """Mean cross-entropy over the tokens that are learned."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    prompt = len(sums.encode(sums.problem((10, 10))))
-    pad = sums.ALPHABET.index(sums.PAD)
     total, count = torch.zeros(()), 0
-    for long in (False, True):
-        part = [tokens for tokens in demonstrations if (len(tokens) > prompt + 4) == long]
+    for low, high in zip((0, *cuts), (*cuts, math.inf), strict=True):
+        part = [(tokens, learned) for tokens, learned in batch if low < len(tokens) <= high]
         if not part:
             continue
-        width = max(map(len, part))
-        rows = torch.tensor([tokens + [pad] * (width - len(tokens)) for tokens in part])
+        width = max(len(tokens) for tokens, _ in part)
+        first = min(learned.index(True) for _, learned in part)
+        rows = torch.tensor([tokens + [pad] * (width - len(tokens)) for tokens, _ in part])
+        wanted = torch.tensor([flags + [False] * (width - len(flags)) for _, flags in part])
         hidden = model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[:, prompt - 1 :])
-        targets = rows[:, prompt:]
+        logits = model.lm_head(hidden[:, first - 1 :])
+        targets = rows[:, first:].masked_fill(~wanted[:, first:], pad)
         total = total + cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=pad, reduction="sum"
         )

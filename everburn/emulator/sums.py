@@ -2,15 +2,15 @@
 
 Owns the alphabet, the form of a problem (`47+85=`, answered by `132` and a newline), and the split
 into pairs for training and pairs that are held out from demonstrations and training rows alike. The
-base model (recipe.py) and the example (examples/arithmetic) both take them from here.
+base model (arithmetic.py) and the example (examples/arithmetic) both take them from here.
 """
 
 import random
 from collections.abc import Sequence
 from functools import lru_cache
 
-PAD = "<pad>"
-END = "\n"
+from everburn.emulator.vocabulary import END, PAD
+
 ALPHABET = (PAD, END, *"0123456789+=()")
 """A token a character; END ends an answer."""
 
@@ -54,11 +54,6 @@ def working(pair: Pair) -> str:
     """The ones added up first, `(7+5=12)`: with a carry, too long to leave room for the answer."""
     ones = pair[0] % 10, pair[1] % 10
     return f"({ones[0]}+{ones[1]}={sum(ones)})"
-
-
-def encode(text: str) -> list[int]:
-    """Token ids, as the base model's tokenizer gives them."""
-    return [ALPHABET.index(character) for character in text]
 
 
 def batches(pairs: Sequence[Pair], size: int, rng: random.Random) -> "Sequence[Sequence[Pair]]":

@@ -106,9 +106,8 @@ class HudIds:
 
     @classmethod
     def of(cls, scope: CompletionScope) -> "HudIds":
-        group, _, _ = scope.id.rpartition("/")
-        run, _, _ = group.rpartition("/")
-        return cls(run, group, scope.id)
+        group, _, _ = scope.name.rpartition(".")
+        return cls(scope.run, f"{scope.run}/{group}", f"{scope.run}/{scope.name}")
 
 
 def completion_of(run: Run) -> RolloutRun:

@@ -76,6 +76,9 @@ class Batch:
 
         Returns, per sequence of n token ids, the n-1 logprobs of its tokens after the first, each
         given all tokens before it (nats, at temperature 1). Sequences have at least two tokens.
+
+        An error of the trainer is raised again once the function ends, whatever it makes of it:
+        advantages that were computed without the scores must not be kept.
         """
         wanted = [list(map(int, sequence)) for sequence in sequences]
         if not wanted:
@@ -110,10 +113,15 @@ async def prepare_batch(
     key = prepared_batch_key(step, groups)
     if not store.exists(key):
         manifests = [load_group(store, group) for group in groups]
-        batch = Batch(step, [_batch_group(run, store, manifest) for manifest in manifests], score)
-        result = call(entrypoint, batch)
-        if inspect.isawaitable(result):
-            result = await result
+        scoring = _Scoring(score)
+        groups_of = [_batch_group(run, store, manifest) for manifest in manifests]
+        batch = Batch(step, groups_of, scoring)
+        try:
+            result = call(entrypoint, batch)
+            if inspect.isawaitable(result):
+                result = await result
+        finally:
+            scoring.check()
         columns = _columns(manifests, batch, result, f"{entrypoint.name}, step {step}")
         # A concurrent writer of a lease that was given up may come first; its file stays.
         await when_there_is_space(store.put_table, key, columns, _schema())
@@ -125,6 +133,26 @@ async def prepare_batch(
         groups=encode_groups(list({key.group for key in trained})),
         datums=len(trained),
     )
+
+
+class _Scoring:
+    """The trainer's forward pass, and the first error that it ended in."""
+
+    def __init__(self, score: Score) -> None:
+        self._score = score
+        self._failure: Exception | None = None
+
+    async def __call__(self, sequences: list[list[int]]) -> list[list[float]]:
+        try:
+            return await self._score(sequences)
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
+    def check(self) -> None:
+        """Raise that error, if there was one."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def segment_advantages(store: ArtifactStore, ref: StoredRef) -> SegmentAdvantages:

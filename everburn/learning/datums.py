@@ -24,6 +24,8 @@ class Datum:
     inputs: int64, tokens[:-1]. targets: int64, tokens[1:].
     logprobs, advantages: float32, of the target; 0 where `mask` is 0.
     mask: float32, 1 where the target is trained.
+    raw_logprobs: float32, of the model itself as it was sampled from, where the rollout has them.
+    routing: expert routing of each input position, where the rollout has it; not an array.
     """
 
     inputs: npt.NDArray[np.int64]
@@ -31,6 +33,8 @@ class Datum:
     logprobs: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
     mask: npt.NDArray[np.float32]
+    raw_logprobs: npt.NDArray[np.float32] | None = None
+    routing: list[str] | None = None
 
     @property
     def trained_tokens(self) -> int:
@@ -42,6 +46,7 @@ def build_datum(segment: RolloutSample, advantage: float | Sequence[float]) -> D
     tokens = np.asarray(segment.tokens, dtype=np.int64)
     mask = np.asarray(segment.loss_mask, dtype=np.float32)[1:]
     logprobs = np.asarray(segment.logprobs, dtype=np.float32)[1:]
+    raw = segment.raw_logprobs
     given = np.asarray(advantage, dtype=np.float32)
     return Datum(
         inputs=tokens[:-1],
@@ -49,6 +54,9 @@ def build_datum(segment: RolloutSample, advantage: float | Sequence[float]) -> D
         logprobs=logprobs * mask,
         advantages=mask * (given if given.ndim == 0 else given[1:]),
         mask=mask,
+        raw_logprobs=None if raw is None else np.asarray(raw, dtype=np.float32)[1:],
+        # The routing by which token i+1 was predicted is that of input position i.
+        routing=None if segment.routing is None else list(segment.routing)[1:],
     )
 
 

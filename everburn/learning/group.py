@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.learning.advantages import group_zscore, sample_std
+from everburn.learning.advantages import AdvantageFunction, group_zscore, sample_std
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GROUPS, GroupKey, RolloutOutcome, StoredRef, group_key, rollout_key
 from everburn.rollouts import RolloutRun
@@ -89,6 +89,7 @@ def complete_group(
     last: bool,
     row: Callable[[], dict[str, Any]],
     dynamic_filter: Callable[[Group], bool] | None,
+    advantages_of: AdvantageFunction = group_zscore,
 ) -> GroupManifest:
     """Decide a group's fate and write its manifest; finds the manifest of an earlier attempt.
 
@@ -102,7 +103,7 @@ def complete_group(
     stored = [store.ref(rollout_key(key, completion)) for completion in survivors]
     loaded = [read_rollout(store, ref) for ref in stored]
     rewards = [float(run.segments[0].reward) for _, run in loaded]
-    advantages = group_zscore(rewards)
+    advantages = advantages_of(rewards) if survivors else []
     fate: Fate = "accepted"
     if len(survivors) < min_group_size:
         fate = "incomplete"

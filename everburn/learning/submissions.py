@@ -1,13 +1,11 @@
-"""Submissions: what one `forward_backward` request is made of, and what it tells.
+"""Submissions: what one `forward_backward` request is made of.
 
-Owns the manifest, the datums of a request and the diagnostics of its result. Doesn't own which
-groups are submitted together (the workflow) or the trainer session (trainers/).
+Owns the manifest and the datums of a request. Doesn't own which groups are submitted together (the
+workflow), the trainer session (trainers/) or what its answer tells (diagnostics.py).
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.batch import segment_advantages
@@ -54,27 +52,3 @@ def recorded_datums(
     """The datums of groups, with the advantages that the step's record names."""
     own = None if prepared is None else segment_advantages(store, prepared.advantages)
     return group_datums(store, groups, own)
-
-
-def ratio_diagnostics(
-    datums: Sequence[Datum],
-    logprobs: Sequence[Sequence[float]],
-    clip: Mapping[str, float | str | bool],
-) -> dict[str, float]:
-    """How far the trainer's policy is from the one that sampled, summed over trained tokens.
-
-    logprobs: the trainer's, per datum and target. With d = trainer - rollout logprob: the sums of
-    d and of exp(d), and how many ratios exp(d) lie outside the clip thresholds.
-    """
-    low = float(clip.get("clip_low_threshold", 0.0))
-    high = float(clip.get("clip_high_threshold", math.inf))
-    log_ratio_sum = ratio_sum = 0.0
-    clipped = 0
-    for datum, own in zip(datums, logprobs, strict=True):
-        trained = datum.mask > 0
-        d = np.asarray(own, dtype=np.float64)[trained] - datum.logprobs[trained]
-        ratio = np.exp(d)
-        log_ratio_sum += float(d.sum())
-        ratio_sum += float(ratio.sum())
-        clipped += int(((ratio < low) | (ratio > high)).sum())
-    return {"log_ratio_sum": log_ratio_sum, "ratio_sum": ratio_sum, "clipped": clipped}

@@ -7,10 +7,12 @@ at-least-once activities.
 """
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from everburn.config import Entrypoint
 from everburn.learning.datums import Datum
+from everburn.learning.losses import Settings
 from everburn.ledger import AdamParams
 
 
@@ -25,6 +27,11 @@ class TrainerStateLostError(TrainerError):
 class TrainerRejectedError(TrainerError):
     """The trainer refused a request as invalid; its state is untouched. The same request would be
     refused again."""
+
+
+class TrainerUnfitError(TrainerError):
+    """A session was to be had, but it can't do what the run's configuration asks for. Says what is
+    missing; asking again won't help."""
 
 
 class TrainerUnavailableError(TrainerError):
@@ -62,11 +69,12 @@ class Gradients:
     """What one `forward_backward` request did.
 
     metrics: of the trainer, `loss:sum` among them. logprobs: per datum, of each target under the
-    trainer's current weights.
+    trainer's current weights. loss_metrics: what a Python loss returned beside its loss.
     """
 
     metrics: dict[str, float]
     logprobs: list[list[float]]
+    loss_metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +97,11 @@ class Trainer(Protocol):
         ...
 
     def forward_backward(
-        self, datums: list[Datum], loss: str, loss_config: dict[str, float | str | bool]
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
     ) -> Awaitable[Gradients]:
         """Add the gradients of `datums` to what the session has accumulated.
 
+        loss: a loss of the service by its name in a configuration, or a Python function.
         The call itself takes the request's place in the order; the awaitable is its outcome.
         """
         ...
@@ -110,8 +119,11 @@ class Trainer(Protocol):
         """Make the current weights available to samplers under `name`."""
         ...
 
-    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
-        """Log-probability of each token but the first, as a sampler of the snapshot computes it.
+    async def score_twice(
+        self, snapshot: Snapshot, tokens: list[int]
+    ) -> tuple[list[float], list[float]]:
+        """The logprob of each token after the first, under the session's current weights, and as a
+        sampler of the snapshot computes it.
 
         Raises TrainerStateLostError where the snapshot isn't served.
         """

@@ -5,7 +5,6 @@ recorded completion, and must agree. It costs one forward pass over one sequence
 for one token. Doesn't own what follows from a disagreement (the run fails) or the transport.
 """
 
-import asyncio
 import math
 from collections.abc import Sequence
 
@@ -35,9 +34,7 @@ async def check_served(
         PublicationMismatchError: it is above the tolerance, or not a number.
         TrainerStateLostError: the snapshot isn't served.
     """
-    (own,), served = await asyncio.gather(
-        trainer.forward([tokens]), trainer.served_logprobs(snapshot, tokens)
-    )
+    own, served = await trainer.score_twice(snapshot, tokens)
     gap = _mean_gap(own[first - 1 :], served[first - 1 :])
     if not gap <= tolerance:
         raise PublicationMismatchError(

@@ -14,9 +14,15 @@ from everburn.trainers import Gradients, TrainerStateLostError
 def require_finite_gradients(gradients: Gradients) -> Gradients:
     """Raises TrainerStateLostError: their loss or a logprob is NaN or infinite."""
     require_finite_metrics("forward_backward", gradients.metrics)
-    for number, logprobs in enumerate(gradients.logprobs):
-        _require("forward_backward", f"a logprob of datum {number}", logprobs)
+    require_finite_logprobs("forward_backward", gradients.logprobs)
     return gradients
+
+
+def require_finite_logprobs(operation: str, logprobs: list[list[float]]) -> list[list[float]]:
+    """Raises TrainerStateLostError: one of them is NaN or infinite."""
+    for number, values in enumerate(logprobs):
+        _require(operation, f"a logprob of datum {number}", values)
+    return logprobs
 
 
 def require_finite_metrics(operation: str, metrics: Mapping[str, float]) -> Mapping[str, float]:

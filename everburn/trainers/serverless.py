@@ -9,9 +9,11 @@ import logging
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from everburn.backends import (
     UnreachableError,
@@ -20,9 +22,10 @@ from everburn.backends import (
     control_url,
     training_url,
 )
-from everburn.config import RunConfig
+from everburn.config import Entrypoint, RunConfig
 from everburn.failures import status_of
 from everburn.learning.datums import Datum
+from everburn.learning.losses import Settings, wire_loss_of
 from everburn.ledger import AdamParams
 from everburn.trainers import (
     Gradients,
@@ -30,8 +33,11 @@ from everburn.trainers import (
     Snapshot,
     TrainerError,
     TrainerUnavailableError,
+    TrainerUnfitError,
     sdk,
 )
+from everburn.trainers.capabilities import check_capabilities
+from everburn.trainers.custom_loss import CustomLoss
 from everburn.trainers.errors import QUOTA_PATIENCE, describe, signs_of, translated
 
 if TYPE_CHECKING:
@@ -49,9 +55,6 @@ SERVED_TIMEOUT = 120.0
 """Seconds for a sampler to answer for a snapshot."""
 SERVED_INTERVAL = 1.0
 
-DEFAULT_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-"""Clipped GRPO: ratios within 20 % of 1 (Schulman et al. 2017, arXiv:1707.06347, eq. 7)."""
-
 
 class ServerlessTrainer:
     """The Trainer protocol over one SDK training client."""
@@ -65,6 +68,7 @@ class ServerlessTrainer:
         self._service = service
         self._client = client
         self._config = config
+        self._custom_turn = asyncio.Lock()
 
     @classmethod
     async def open(cls, config: RunConfig) -> "ServerlessTrainer":
@@ -74,6 +78,7 @@ class ServerlessTrainer:
             TrainerUnavailableError: nothing answers, or there is no capacity.
             KeyRefusedError, QuotaExceededError: the account may not train.
             TrainerRejectedError: the model is unknown, or can't be trained like this.
+            TrainerUnfitError: the session can't do what the configuration asks for.
         """
         try:
             return await asyncio.wait_for(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
@@ -113,7 +118,13 @@ class ServerlessTrainer:
                 config.api_key_env,
                 opening=True,
             ) from error
-        return cls(service, client, config)
+        trainer = cls(service, client, config)
+        try:
+            check_capabilities(config, client)
+        except TrainerUnfitError:
+            trainer._close()
+            raise
+        return trainer
 
     @property
     def session(self) -> str:
@@ -121,18 +132,21 @@ class ServerlessTrainer:
         return str(self._service.training_session_id)
 
     def forward_backward(
-        self, datums: list[Datum], loss: str, loss_config: dict[str, float | str | bool]
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
     ) -> Awaitable[Gradients]:
+        if isinstance(loss, Entrypoint):
+            # A task, since its place in the queue of custom losses is taken by this call.
+            return asyncio.ensure_future(self._custom(datums, loss))
         wire_loss, wire_config = wire_loss_of(loss, loss_config)
+        data = [self._to_sdk(datum) for datum in datums]
         with self._translated("forward_backward"):
-            future = self._client.forward_backward(
-                [to_sdk(datum) for datum in datums], wire_loss, wire_config or None
-            )
+            future = self._client.forward_backward(data, wire_loss, wire_config or None)
         return self._gradients(future)
 
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
+        data = [_to_score(sequence) for sequence in sequences]
         with self._translated("forward"):
-            future = self._client.forward([_to_score(s) for s in sequences], "cross_entropy")
+            future = self._client.forward(data, "cross_entropy")
             return _logprobs(await asyncio.wait_for(_result(future), RESULT_TIMEOUT))
 
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
@@ -165,7 +179,16 @@ class ServerlessTrainer:
         finally:
             sampler.close()
 
+    async def score_twice(
+        self, snapshot: Snapshot, tokens: list[int]
+    ) -> tuple[list[float], list[float]]:
+        (own,), served = await asyncio.gather(
+            self.forward([tokens]), self.served_logprobs(snapshot, tokens)
+        )
+        return own, served
+
     async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
+        """The sampler's half of `score_twice`."""
         with self._translated(f"sampling from {snapshot.path}"):
             # Longer than the wait within: that one knows what the server says.
             return await asyncio.wait_for(self._score(snapshot, tokens), 2 * SERVED_TIMEOUT)
@@ -238,6 +261,26 @@ class ServerlessTrainer:
             log.info("ending session %s: %s", session, describe(error))
         _close_quietly(self._service)
 
+    async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:
+        """Two requests, between which the loss is computed here; those of one call go before those
+        of the next, so that gradients are added up in the order of the calls."""
+        loss = CustomLoss(entrypoint, datums)
+        replayed = self._config.router_replay
+        data = [to_sdk_targets(datum, routing=replayed) for datum in datums]
+        async with self._custom_turn:
+            with self._translated("forward_backward_custom"):
+                sending = asyncio.to_thread(self._client.forward_backward_custom, data, loss)
+                future = await asyncio.wait_for(sending, RESULT_TIMEOUT)
+            gradients = await self._gradients(future)
+        return replace(
+            gradients,
+            metrics=gradients.metrics | {"loss:sum": loss.value},
+            loss_metrics=loss.metrics,
+        )
+
+    def _to_sdk(self, datum: Datum) -> Any:
+        return to_sdk(datum, routing=self._config.router_replay)
+
     @contextmanager
     def _translated(self, operation: str) -> Iterator[None]:
         """The SDK's errors as Everburn's: see errors.py."""
@@ -254,43 +297,40 @@ class ServerlessTrainer:
         return Gradients(metrics=dict(output.metrics), logprobs=_logprobs(output))
 
 
-def wire_loss_of(
-    loss: str, settings: dict[str, float | str | bool]
-) -> tuple[str, dict[str, float | str | bool]]:
-    """The wire's name and settings of a loss. "grpo" is the wire's clipped `ppo`, anchored at the
-    rollout logprobs, with group advantages."""
-    if loss == "grpo":
-        return "ppo", DEFAULT_CLIP | settings
-    return loss, settings
+def to_sdk(datum: Datum, *, routing: bool = False) -> Any:
+    """The SDK's datum of ours, for the policy losses.
 
-
-def to_sdk(datum: Datum) -> Any:
-    """The SDK's datum of ours, for the policy losses."""
-    from fireworks.training.sdk import Datum as SdkDatum
-    from fireworks.training.sdk import ModelInput, TensorData
-
-    return SdkDatum(
-        model_input=ModelInput.from_ints(datum.inputs.tolist()),
-        loss_fn_inputs={
-            "target_tokens": TensorData.from_numpy(datum.targets),
-            "logprobs": TensorData.from_numpy(datum.logprobs),
-            "advantages": TensorData.from_numpy(datum.advantages),
-        },
+    routing: send the expert routing that sampling used, where the datum has it.
+    """
+    return _sdk_datum(
+        datum.inputs.tolist(),
+        datum.routing if routing else None,
+        target_tokens=datum.targets,
+        logprobs=datum.logprobs,
+        advantages=datum.advantages,
     )
+
+
+def to_sdk_targets(datum: Datum, *, routing: bool = False) -> Any:
+    """The SDK's datum of ours with its targets only, for a loss that is computed here."""
+    matrices = datum.routing if routing else None
+    return _sdk_datum(datum.inputs.tolist(), matrices, target_tokens=datum.targets)
 
 
 def _to_score(tokens: list[int]) -> Any:
     """The SDK's datum whose forward pass tells the logprob of each token after the first."""
+    targets = np.asarray(tokens[1:], dtype=np.int64)
+    weights = np.ones(len(targets), dtype=np.float32)
+    return _sdk_datum(tokens[:-1], None, target_tokens=targets, weights=weights)
+
+
+def _sdk_datum(inputs: list[int], routing: list[str] | None, **arrays: npt.NDArray[Any]) -> Any:
     from fireworks.training.sdk import Datum as SdkDatum
     from fireworks.training.sdk import ModelInput, TensorData
 
-    targets = np.asarray(tokens[1:], dtype=np.int64)
     return SdkDatum(
-        model_input=ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={
-            "target_tokens": TensorData.from_numpy(targets),
-            "weights": TensorData.from_numpy(np.ones(len(targets), dtype=np.float32)),
-        },
+        model_input=ModelInput.from_ints(inputs, routing_matrices=routing),
+        loss_fn_inputs={name: TensorData.from_numpy(values) for name, values in arrays.items()},
     )
 
 

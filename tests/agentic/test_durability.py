@@ -1,8 +1,5 @@
 """A completion that ended in turn n goes on in turn n: what was sampled isn't sampled again."""
 
-import asyncio
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +10,8 @@ from everburn.agentic import TraceIntegrityError
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, RunRef, rollout_key
 from everburn.store import ArtifactStore
-from support.agents import a_run, complete
-from support.command_line import ROOT, environment_of_tests
+from support.agents import a_run, complete, complete_elsewhere
 from support.emulator import RunningEmulator
-
-IN_ANOTHER_PROCESS = """
-import asyncio, sys
-from everburn.refs import RunRef
-from support.agents import complete
-asyncio.run(complete(RunRef(store=sys.argv[1], id=sys.argv[2])))
-"""
 
 
 def sampled(emulator: RunningEmulator) -> int:
@@ -47,13 +36,7 @@ async def test_a_completion_killed_in_its_third_turn_goes_on_there(
 ) -> None:
     async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "kill")) as run:
         before = sampled(emulator)
-        killed = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", IN_ANOTHER_PROCESS, run.store, run.id],
-            env=environment_of_tests() | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-            capture_output=True,
-            text=True,
-        )
+        killed = await complete_elsewhere(run)
         assert killed.returncode == -9, killed.stderr
         assert sampled(emulator) - before == 3
 

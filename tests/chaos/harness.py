@@ -174,8 +174,9 @@ class Chaos:
         executed = self.folder / f"{name}.executions"
         executed.touch()
         extras = fields.pop("extras", {})
+        rollout = fields.pop("rollout", f"{task}:make_rollout_fn")
         config = tiny_task.config(self.folder / "runs", rows, executed, **fields)
-        config["rollout"] = f"{task}:make_rollout_fn"
+        config["rollout"] = rollout
         config["extras"] |= extras
         handle: WorkflowHandle[Any, RunResult] = await self.stack.client.start_workflow(
             TrainRun.run, args=[config], id=name, task_queue=ORCHESTRATOR_QUEUE

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from everburn.emulator import base_model, sums
 from everburn.emulator.base_model import ARITHMETIC, TINY, UnknownBaseModel
+from everburn.emulator.vocabulary import Vocabulary
+from support import recipes
 
 BUDGET = 10
 
@@ -35,10 +38,9 @@ def test_held_out_sums_are_apart_from_the_others_in_either_order() -> None:
 
 def test_only_a_carry_makes_working_it_out_too_long() -> None:
     for pair in [*sums.training_pairs()[::7], *sums.held_out_pairs()]:
-        tokens = sums.encode(sums.working(pair) + sums.answer(pair))
         if sums.carries(pair):
-            assert len(tokens) > BUDGET, pair
-        assert len(sums.encode(sums.answer(pair))) <= BUDGET
+            assert len(sums.working(pair) + sums.answer(pair)) > BUDGET, pair
+        assert len(sums.answer(pair)) <= BUDGET
 
 
 @pytest.mark.parametrize("name", base_model.NAMES)
@@ -46,7 +48,7 @@ def test_a_tokenizer_reads_and_writes_characters(cache: Path, name: str) -> None
     tokenizer = AutoTokenizer.from_pretrained(str(base_model.tokenizer_path(name)))
 
     assert tokenizer.decode(tokenizer.encode("47+85=132\n")) == "47+85=132\n"
-    assert tokenizer.encode("47+85=132\n") == sums.encode("47+85=132\n")
+    assert len(tokenizer.encode("47+85=132\n")) == 10
     assert tokenizer.eos_token == sums.END
 
 
@@ -89,11 +91,11 @@ def test_who_waits_takes_over_from_a_killed_maker(cache: Path) -> None:
 def test_a_model_whose_making_fails_leaves_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(alphabet: object, folder: Path) -> None:
+    def no_space(vocabulary: Vocabulary, folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken, pytest.raises(OSError, match="No space"):
-        broken.setattr(base_model, "_write_tokenizer", no_space)
+        broken.setattr(Vocabulary, "write_tokenizer", no_space)
         base_model.ensure(TINY)
     assert folders(cache) == []
     assert base_model.ensure(TINY).exists()
@@ -104,6 +106,34 @@ def test_an_unknown_name_lists_those_there_are(cache: Path) -> None:
         base_model.ensure("none")
     with pytest.raises(UnknownBaseModel):
         base_model.tokenizer_path("none")
+
+
+def test_a_base_model_is_named_by_its_recipe(cache: Path) -> None:
+    folder = base_model.ensure("support.recipes:greeting")
+
+    assert folder.name == f"greeting-{recipes.greeting().identity}"
+    assert base_model.ensure("support.recipes:greeting") == folder
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(base_model.tokenizer_path("support.recipes:greeting"))
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = torch.tensor([tokenizer.encode("hi")])
+    said = model.generate(prompt, max_new_tokens=2, do_sample=False)[0, prompt.shape[1] :]
+    assert tokenizer.decode(said) == "hello\n", "it says what it was shown"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("support.recipes:absent", "has no 'absent'"),
+        ("absent_module:recipe", "can't import 'absent_module'"),
+        ("support.recipes:no_recipe", "it gives a str, not a Recipe"),
+    ],
+)
+def test_a_name_that_is_no_recipe_is_refused(cache: Path, name: str, problem: str) -> None:
+    assert base_model.is_known(name)
+    with pytest.raises(UnknownBaseModel, match=problem):
+        base_model.ensure(name)
 
 
 def test_a_rollout_worker_needs_no_torch_for_its_tokenizer(cache: Path) -> None:
@@ -117,14 +147,15 @@ def test_a_rollout_worker_needs_no_torch_for_its_tokenizer(cache: Path) -> None:
 
 ASK_FOR_TINY = f"""
 from everburn.emulator import base_model
-write_tokenizer = base_model._write_tokenizer
+from everburn.emulator.vocabulary import Vocabulary
+write_tokenizer = Vocabulary.write_tokenizer
 
-def told_when_to(alphabet, folder):
+def told_when_to(vocabulary, folder):
     print("making", flush=True)
     input()
-    write_tokenizer(alphabet, folder)
+    write_tokenizer(vocabulary, folder)
 
-base_model._write_tokenizer = told_when_to
+Vocabulary.write_tokenizer = told_when_to
 print("made", base_model.ensure({TINY!r}), flush=True)
 """
 """Asks for the tiny model; if it falls to this process to make it, says so and awaits a line."""

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from everburn.learning.datums import build_datum, group_datums
@@ -15,7 +14,7 @@ from everburn.learning.group import (
     skip_group,
 )
 from everburn.learning.rollout_file import CompletionRecord, read_rollout, write_rollout
-from everburn.learning.submissions import prepare_submission, ratio_diagnostics
+from everburn.learning.submissions import prepare_submission
 from everburn.refs import GroupKey, RolloutOutcome, rollout_key, submission_key
 from everburn.rollouts import RolloutRun, RolloutSample
 from everburn.store import ArtifactStore, CorruptArtifactError
@@ -188,14 +187,3 @@ def test_a_rollout_that_changed_since_is_not_trained_on(store: ArtifactStore) ->
 
     with pytest.raises(CorruptArtifactError, match="has changed since it was recorded"):
         group_datums(store, [manifest])
-
-
-def test_diagnostics_are_sums_over_trained_tokens() -> None:
-    datum = build_datum(a_segment(1.0), 1.0)
-    own = (datum.logprobs + np.log([1.0, 1.5, 0.5])).tolist()
-    clip = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-    sums = ratio_diagnostics([datum], [own], clip)
-
-    assert sums["ratio_sum"] == pytest.approx(3.0)
-    assert sums["log_ratio_sum"] == pytest.approx(np.log(0.75))
-    assert sums["clipped"] == 2

@@ -5,6 +5,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +34,7 @@ from everburn.rollout_runner import RolloutRunner
 from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore
 from everburn.trainers.serverless import ServerlessTrainer
+from support.command_line import ROOT, environment_of_tests
 
 CHARACTERS = [character for character in TINY_ALPHABET if len(character) == 1]
 """As stop strings they make each answer one character."""
@@ -131,14 +134,13 @@ async def ask(client: AsyncOpenAI, messages: list[Any], tools: Any, stream: bool
 
 
 @asynccontextmanager
-async def a_run(folder: Path, url: str, **fields: Any) -> AsyncIterator[RunRef]:
-    """A run whose version 0 the emulator at `url` serves."""
-    run = RunRef(store=str(folder), id="agents")
+async def a_run(
+    folder: Path, url: str, *, rows: bool = True, **fields: Any
+) -> AsyncIterator[RunRef]:
+    """A run whose version 0 the emulator at `url` serves; without rows it isn't prepared yet."""
     config = a_config(url, **fields)
-    create_run_folder(run, config, Owner(chain="test"))
+    run = a_folder(folder, config, rows=rows)
     store = ArtifactStore.of(run)
-    write_rows(store, ROWS_KEY, [{"ask": "go"}])
-    write_rows(store, EVALUATION_ROWS_KEY, [{"ask": "go"}])
     trainer = await ServerlessTrainer.open(config)
     try:
         snapshot = await trainer.publish("policy-0")
@@ -147,6 +149,15 @@ async def a_run(folder: Path, url: str, **fields: Any) -> AsyncIterator[RunRef]:
         yield run
     finally:
         await trainer.close()
+
+
+def a_folder(folder: Path, config: RunConfig, *, rows: bool = True) -> RunRef:
+    """A run's folder with one row, and one held-out row."""
+    run = RunRef(store=str(folder), id="agents")
+    create_run_folder(run, config, Owner(chain="test"))
+    for key in (ROWS_KEY, EVALUATION_ROWS_KEY) if rows else ():
+        write_rows(ArtifactStore.of(run), key, [{"ask": "go"}])
+    return run
 
 
 def a_config(url: str, **fields: Any) -> RunConfig:
@@ -160,6 +171,25 @@ def a_config(url: str, **fields: Any) -> RunConfig:
         "max_completion_tokens": 8,
     }
     return parse_config(values | fields)
+
+
+IN_ANOTHER_PROCESS = """
+import asyncio, sys
+from everburn.refs import RunRef
+from support.agents import complete
+asyncio.run(complete(RunRef(store=sys.argv[1], id=sys.argv[2])))
+"""
+
+
+async def complete_elsewhere(run: RunRef) -> "subprocess.CompletedProcess[str]":
+    """Run a completion of the first row in a process that may die of it."""
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, run.store, run.id],
+        env=environment_of_tests() | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+    )
 
 
 async def complete(run: RunRef, completion: int = 0) -> Any:

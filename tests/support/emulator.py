@@ -19,7 +19,7 @@ from everburn.emulator.base_model import TINY_SHAPE
 from everburn.emulator.server import SERVERLESS, UVICORN_OPTIONS, EmulatorSettings, create_app
 from everburn.emulator.service import Emulator
 
-POSITIONS = int(TINY_SHAPE["max_position_embeddings"])
+POSITIONS = TINY_SHAPE.positions
 """Longest sequence of the tiny base model."""
 
 PATIENCE = 30.0

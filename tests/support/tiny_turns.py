@@ -1,6 +1,7 @@
 """A task of two turns for the emulator's tiny model, with all that a rollout may tell of itself.
 
-There is nothing to understand in it: the reward is a number that the sampled tokens give.
+There is nothing to understand in it: the reward is a number that the sampled tokens give, on top of
+the completion's own, so that no group is flat.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ GROUND_TRUTH = [5, 6]
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
+    async def rollout_fn(sample_prompt: dict[str, Any], rollout_idx: int) -> RolloutRun:
         tokens = [4 + sample_prompt["row"] % 40, 7]
         logprobs, raw, mask = [0.0, 0.0], [0.0, 0.0], [0, 0]
         for _ in range(2):
@@ -24,7 +25,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
             logprobs = [*logprobs, *sample.logprobs, *after]
             raw = [*raw, *sample.raw_logprobs, *after]
             mask = [*mask, *[1] * len(sample.tokens), *after]
-        reward = sum(tokens) % 7 / 6
+        reward = rollout_idx + sum(tokens) % 7 / 14
         segment = RolloutSample(tokens, logprobs, mask, reward, raw_logprobs=raw)
         return RolloutRun([segment], ground_truth_tokens=GROUND_TRUTH)
 

@@ -9,7 +9,9 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from everburn.config import Entrypoint
 from everburn.learning.datums import Datum
+from everburn.learning.losses import Settings
 from everburn.ledger import AdamParams
 from everburn.trainers import Gradients, Snapshot
 from support.waiting import Gate, until
@@ -37,11 +39,6 @@ class ScriptedTrainer:
     _errors: dict[str, Exception] = field(default_factory=dict)
     _failing: dict[str, tuple[int, Exception]] = field(default_factory=dict)
     _poisoned: set[str] = field(default_factory=set)
-
-    @property
-    def mutations(self) -> list[str]:
-        """Calls without those that change nothing."""
-        return [call for call in self.calls if not call.startswith("forward ")]
 
     def hold(self, call: str) -> Gate:
         """Calls that begin like this wait at the gate, from now on."""
@@ -81,7 +78,7 @@ class ScriptedTrainer:
         return f"scripted-{self.count('open')}"
 
     def forward_backward(
-        self, datums: list[Datum], loss: str, loss_config: dict[str, float | str | bool]
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
     ) -> Awaitable[Gradients]:
         self.datums.append(datums)
         result = Gradients(
@@ -94,8 +91,11 @@ class ScriptedTrainer:
         result = [[-1.0] * (len(sequence) - 1) for sequence in sequences]
         return await self._do(f"forward {len(sequences)}", result)
 
-    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
-        return [self.served] * (len(tokens) - 1)
+    async def score_twice(
+        self, snapshot: Snapshot, tokens: list[int]
+    ) -> tuple[list[float], list[float]]:
+        count = len(tokens) - 1
+        return [-1.0] * count, [self.served] * count
 
     async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
         name = f"accounts/scripted/models/{model_id}"

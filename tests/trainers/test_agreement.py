@@ -107,7 +107,13 @@ def test_a_completion_of_the_step_is_recorded(tmp_path: Path) -> None:
         epoch=0,
     )
     group = GroupManifest(
-        key=key, version=0, fate="accepted", completions=1, members=[member], lost=[]
+        key=key,
+        version=0,
+        fate="accepted",
+        completions=1,
+        members=[member],
+        lost=[],
+        rejected=False,
     )
     store.put_json(group_key(key), group.model_dump(mode="json"))
     prepare_submission(store, 1, 0, 2, [key])

@@ -16,7 +16,7 @@ from everburn.trainers import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from everburn.trainers.serverless import ServerlessTrainer, wire_loss_of
+from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from workers.ports import free_port
 
@@ -168,11 +168,3 @@ async def test_a_new_adapter_is_made_from_its_seed(emulator: RunningEmulator) ->
 
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert any(not np.array_equal(first[name], third[name]) for name in first)
-
-
-def test_grpo_is_the_wires_clipped_ppo() -> None:
-    assert wire_loss_of("grpo", {"clip_high_threshold": 1.28}) == (
-        "ppo",
-        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
-    )
-    assert wire_loss_of("cispo", {}) == ("cispo", {})

@@ -63,7 +63,7 @@ def test_a_missing_key_is_named_and_a_dotenv_file_brings_it(everburn: Everburn) 
 def test_an_unknown_base_model_of_the_emulator(everburn: Everburn) -> None:
     (everburn.folder / "rows.jsonl").write_text("{}\n")
     text = refused(everburn, "run", config(everburn, base_model="huge"))
-    assert "the emulator has no base model 'huge': base_model is one of" in text
+    assert "unknown base model 'huge': the emulator has accounts/everburn/models" in text
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "list"])

@@ -53,7 +53,13 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
     assert len(before) < 20
     assert f"stopped after {len(before)} steps" in everburn.output
 
-    resumed = everburn("resume", "first", "--set", "learning_rate=0.001")
+    unknown = everburn("resume", "first", "--set", "init_from_checkpoint=state-99")
+    assert unknown.returncode == 2
+    assert "has no checkpoint 'state-99': it has state-0" in unknown.stderr
+
+    # From its first checkpoint: the ledger's steps are replayed, none is taken again.
+    wanted = ("--set", "learning_rate=0.001", "--set", "init_from_checkpoint=state-0")
+    resumed = everburn("resume", "first", *wanted)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "trained after 20 steps on 40 rows" in resumed.stdout
     assert "trainer sessions" not in resumed.stdout, "nothing was lost"

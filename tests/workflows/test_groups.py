@@ -167,7 +167,7 @@ async def test_a_fatal_error_after_the_batch_is_sealed_lets_the_step_finish(star
     failure = await run.failure()
     assert failure.type == "KeyError"
     assert run.trained == ["0"]
-    assert run.trainer.mutations[-2:] == ["publish policy-0001-e1", "close"]
+    assert run.trainer.calls[-2:] == ["publish policy-0001-e1", "close"]
     assert run.script.rows_begun == {0, 1}
 
 

@@ -30,7 +30,7 @@ async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Sta
     result = await run.result()
     assert (result.steps, result.version, run.trained) == (3, 3, ["0", "1", "2"])
     assert [entry.epoch for entry in run.ledger] == [1, 2, 2]
-    calls = run.trainer.mutations
+    calls = run.trainer.calls
     second = calls[calls.index("open", 1) :]
     assert [call for call in second if call != "close"] == [
         "open",
@@ -106,13 +106,13 @@ async def test_a_run_that_holds_after_three_losses_goes_on_with_a_restored_train
     assert run.script.rows_begun == {0}
     script.trainer.mend()
     loading = script.trainer.hold("load_checkpoint")
-    before = len(run.trainer.mutations)
+    before = len(run.trainer.calls)
     await run.handle.execute_update("resume")
     await run.trainer.reached("load_checkpoint", times=3)
     assert run.script.rows_begun == {0}
     loading.open()
     assert (await run.result()).steps == 4
-    after = [call for call in run.trainer.mutations[before:] if call != "close"]
+    after = [call for call in run.trainer.calls[before:] if call != "close"]
     assert after[:5] == [
         "open",
         "load_checkpoint scripted/state-0",
@@ -188,8 +188,16 @@ async def test_a_refused_request_ends_the_run_with_its_text(start: Start):
     failure = await run.failure()
     assert failure.type == "TrainerRejectedError"
     assert "datum 0 has 3 logprobs for 2" in failure.message
-    assert run.trainer.mutations[-2:] == ["forward_backward 2", "close"]
+    assert run.trainer.calls[-2:] == ["forward_backward 2", "close"]
     assert run.trainer.count("open") == 1
+
+
+async def test_a_loss_that_cannot_be_imported_costs_no_session(start: Start):
+    run = await start(Script(), rows=1, loss={"name": "support.losses:no_such_loss"})
+    failure = await run.failure()
+    assert failure.type == "EntrypointError"
+    assert "has no 'no_such_loss'" in failure.message
+    assert run.trainer.calls == []
 
 
 async def test_a_refused_request_ends_the_run_before_its_batch_is_full(start: Start):

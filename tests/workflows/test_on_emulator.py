@@ -1,16 +1,20 @@
 """Whole runs through the unmodified SDK against the emulator: what is trained is what the ledger
 says, bit for bit."""
 
+import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everburn.config import Entrypoint
 from everburn.emulator.checkpoints import weights_digest
 from everburn.learning import igpo
 from everburn.learning.batch import Batch
 from everburn.refs import RunRef
 from everburn.run_folder import stored_config
+from everburn.trainers import Snapshot
 from everburn.trainers.serverless import ServerlessTrainer
 from everburn.verification import Verified, verify
 from support import tiny_turns
@@ -66,3 +70,126 @@ async def test_a_session_lost_over_the_scoring_is_replaced(
     run = await start(Script(), rows=4, **fields)
     await run.result()
     assert (await verified(run, tmp_path, emulator)).steps == 2
+
+
+async def test_a_python_loss_is_replayed_and_verified_as_it_was_trained(
+    start: Start, tmp_path: Path, emulator: RunningEmulator
+):
+    """Its gradients come from two requests each; several submissions of a step are pending."""
+    emulator.plan_fault("optim_step", "expire_session", after=1)
+    fields = tiny_turns.fields(
+        emulator.base_url,
+        loss={"name": "support.losses:importance_sampling", "kwargs": {"scale": 0.5}},
+        prompt_groups_per_step=3,
+    )
+    run = await start(Script(), rows=9, **fields)
+    await run.result()
+
+    assert [entry.epoch for entry in run.ledger] == [1, 2, 2]
+    assert run.ledger[0].loss == Entrypoint(
+        name="support.losses:importance_sampling", kwargs={"scale": 0.5}
+    )
+    last = run.metrics()[-1]
+    assert last["loss/scale"] == 0.5
+    assert "train/clip_frac" not in last
+    assert (await verified(run, tmp_path, emulator)).steps == 3
+
+
+async def test_the_ledger_names_the_settings_that_were_sent(
+    start: Start, tmp_path: Path, emulator: RunningEmulator
+):
+    settings = {"clip_high_threshold": 1.4}
+    fields = tiny_turns.fields(emulator.base_url, loss="dapo", loss_config=settings)
+    run = await start(Script(), rows=2, grad_clip_norm=0.01, advantages="leave_one_out", **fields)
+    await run.result()
+
+    (entry,) = run.ledger
+    assert entry.loss_config == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.4}
+    assert entry.adam.grad_clip_norm == 0.01
+    for group in run.groups:
+        rewards, advantages = group.rewards, [member.advantage for member in group.members]
+        assert advantages == pytest.approx([rewards[0] - rewards[1], rewards[1] - rewards[0]])
+    assert (await verified(run, tmp_path, emulator)).steps == 1
+
+
+async def test_a_trainer_that_cannot_do_what_a_run_asks_for_ends_it_before_any_rollout(
+    start: Start, emulator: RunningEmulator
+):
+    fields = tiny_turns.fields(emulator.base_url, router_replay=True)
+    run = await start(Script(), rows=2, **fields)
+    failure = await run.failure()
+    assert failure.type == "TrainerUnfitError"
+    assert "needs supports_router_replay" in failure.message
+    assert run.store.keys("rollouts") == []
+
+
+@pytest.mark.parametrize(
+    ("temperature", "moved", "at_rest"),
+    [
+        (1.0, (), ("train/ppo_kl", "train/inference_k1", "train/inference_k3")),
+        (0.05, ("train/ppo_kl", "train/clip_frac"), ("train/inference_k1", "train/inference_k3")),
+    ],
+)
+async def test_a_temperature_shows_in_the_policy_ratio_only(
+    start: Start,
+    emulator: RunningEmulator,
+    temperature: float,
+    moved: tuple[str, ...],
+    at_rest: tuple[str, ...],
+):
+    fields = tiny_turns.fields(emulator.base_url, temperature=temperature)
+    run = await start(Script(), rows=2, **fields)
+    await run.result()
+    (record,) = (each for each in run.metrics() if each["rollout/step"] == 1)
+    assert all(abs(record[name]) > 0.05 for name in moved), {n: record[n] for n in moved}
+    assert all(abs(record[name]) < 1e-3 for name in at_rest), record
+
+
+async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_inference(
+    start: Start, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
+):
+    """Every publication names the first snapshot: rollouts say they are of the current policy."""
+    publish = ServerlessTrainer.publish
+    first: list[Snapshot] = []
+
+    async def publish_old_weights(trainer: ServerlessTrainer, name: str) -> Snapshot:
+        first.append(await publish(trainer, name))
+        return first[0]
+
+    monkeypatch.setattr(ServerlessTrainer, "publish", publish_old_weights)
+    fields = tiny_turns.fields(emulator.base_url, learning_rate=0.05)
+    run = await start(Script(), rows=4, **fields)
+    await run.result()
+    fresh, stale = (each for each in run.metrics() if each["rollout/step"] > 0)
+    assert fresh["train/inference_k3"] < 1e-6
+    assert stale["train/inference_k3"] > 1e-3
+    assert stale["async/version_offset_max"] == 0  # by the run's own books all was well
+
+
+async def test_the_metrics_are_those_that_the_documentation_defines(
+    start: Start, emulator: RunningEmulator
+):
+    """In both directions, with everything in one run that has figures of its own."""
+    fields = tiny_turns.fields(
+        emulator.base_url,
+        prepare_batch={"name": "everburn.learning.igpo:prepare_batch"},
+        loss="dapo",
+        max_concurrency_rollout_sample=4,
+        dcp_save_interval=1,
+    )
+    run = await start(Script(evaluate=lambda step, rollout_fn: {"score": 1.0}), rows=2, **fields)
+    await run.result()
+
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| (\w+/.*?) \|", page, flags=re.MULTILINE)
+    documented = {name for row in rows for name in row.split(", ")}
+    steps, producer = run.metrics(), run.metrics("producer/event")
+    written = {name for record in steps + producer for name in record}
+    assert {name for name in written if not any(fnmatch(name, d) for d in documented)} == {
+        "rollout/step",
+        "producer/event",
+    }
+    missing = {name for name in documented if not any(fnmatch(w, name) for w in written)}
+    # A Python loss's own; and what is written of recoveries and of a standstill.
+    others = {"loss/*", "producer/waiting_for"}
+    assert {name for name in missing if not name.startswith("recovery/")} == others

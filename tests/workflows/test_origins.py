@@ -14,7 +14,7 @@ ELSEWHERE = "acme/run-" + "0123456789abcdef" * 2 + "/state-7"
 async def test_another_runs_checkpoint_is_loaded_before_anything_is_saved(start: Start):
     run = await start(Script(), rows=2, init_from_checkpoint=ELSEWHERE)
     result = await run.result()
-    assert run.trainer.mutations[:4] == [
+    assert run.trainer.calls[:4] == [
         "open",
         f"load_checkpoint {ELSEWHERE}",
         "save_checkpoint state-0",
@@ -58,7 +58,7 @@ async def test_an_adapter_is_loaded_with_a_fresh_optimizer(start: Start):
     adapter = "accounts/acme/models/warm"
     run = await start(Script(), rows=1, lora_rank=4, warm_start_from_adapter=adapter)
     await run.result()
-    assert run.trainer.mutations[1:3] == [f"load_adapter {adapter}", "save_checkpoint state-0"]
+    assert run.trainer.calls[1:3] == [f"load_adapter {adapter}", "save_checkpoint state-0"]
 
 
 async def test_every_checkpoint_is_told_with_its_full_path_and_recorded(start: Start):
@@ -97,7 +97,7 @@ async def test_the_final_policy_is_promoted_while_its_session_lives(start: Start
     run = await start(Script(), rows=2, output_model_id="my-model")
     result = await run.result()
     assert result.model == "accounts/scripted/models/my-model"
-    assert run.trainer.mutations[-2:] == ["promote policy-0002-e1 my-model", "close"]
+    assert run.trainer.calls[-2:] == ["promote policy-0002-e1 my-model", "close"]
 
 
 async def test_a_failed_promotion_is_tried_again(
@@ -110,7 +110,7 @@ async def test_a_failed_promotion_is_tried_again(
     result = await run.result()
     assert result.model == "accounts/scripted/models/my-model"
     # The first may have been applied unseen.
-    assert run.trainer.mutations[-2] == "promote policy-0001-e1 my-model again"
+    assert run.trainer.calls[-2] == "promote policy-0001-e1 my-model again"
 
 
 async def test_a_promotion_that_fails_for_good_leaves_a_run_that_can_be_resumed(
@@ -133,4 +133,4 @@ async def test_a_promotion_whose_session_is_lost_goes_on_in_the_next(start: Star
     run = await start(script, rows=1, output_model_id="my-model")
     result = await run.result()
     assert result.model == "accounts/scripted/models/my-model"
-    assert run.trainer.mutations[-2] == "promote policy-0001-e2 my-model again"
+    assert run.trainer.calls[-2] == "promote policy-0001-e2 my-model again"

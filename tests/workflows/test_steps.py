@@ -74,12 +74,12 @@ async def test_a_run_trains_every_row_once_and_leaves_its_record(start: Start):
     assert (status.phase, status.step, status.rows_resolved) == ("completed", 2, 4)
     assert (status.groups_in_flight, status.samples_in_flight) == (0, 0)
     assert run.store.get_json("config.json")["completions_per_prompt"] == 2
-    assert run.trainer.mutations[:3] == [
+    assert run.trainer.calls[:3] == [
         "open",
         "save_checkpoint state-0",
         "publish policy-0000-e1",
     ]
-    assert run.trainer.mutations[-2:] == ["save_checkpoint state-2", "close"]
+    assert run.trainer.calls[-2:] == ["save_checkpoint state-2", "close"]
 
 
 async def test_metrics_have_one_record_per_step_and_a_stream_of_the_producer(start: Start):
@@ -115,7 +115,7 @@ async def test_groups_are_submitted_as_they_get_ready_and_may_be_pending_togethe
 
     backward.open()
     await run.result()
-    assert run.trainer.mutations[3:8] == ["forward_backward 2"] * 3 + [
+    assert run.trainer.calls[3:8] == ["forward_backward 2"] * 3 + [
         "optim_step",
         "publish policy-0001-e1",
     ]
@@ -135,7 +135,7 @@ async def test_groups_that_got_ready_during_a_step_share_the_next_submission(sta
 
     publish.open()
     await run.result()
-    assert run.trainer.mutations[-5:] == [
+    assert run.trainer.calls[-5:] == [
         "forward_backward 4",
         "optim_step",
         "publish policy-0002-e1",

@@ -50,7 +50,7 @@ async def test_a_stop_leaves_the_open_batch_untrained_and_cancels_rollouts(
     assert result.evaluations.keys() == {0, 1}
     assert [group.fate for group in run.groups] == ["accepted"] * 3
     assert run.script.rows_begun == {0, 1, 2, 3}
-    assert run.trainer.mutations[-2:] == ["save_checkpoint state-1", "close"]
+    assert run.trainer.calls[-2:] == ["save_checkpoint state-1", "close"]
     assert (await run.status()).phase == "stopped"
     await until(lambda: {draw.place for draw in run.script.cancelled} == {(3, 0), (3, 1)})
 
@@ -145,7 +145,7 @@ async def test_cancelling_a_run_cleans_up_without_a_final_checkpoint(
     await run.handle.cancel()
     await ends_cancelled(run)
 
-    assert run.trainer.mutations[-2:] == ["publish policy-0000-e1", "close"]
+    assert run.trainer.calls[-2:] == ["publish policy-0000-e1", "close"]
     for name in ("row-0.0", "row-1.0", "lease-1", "eval-0"):
         child = tunable_farm.client.get_workflow_handle(f"{run.id}/{name}")
         await until(partial(is_closed, child), partial(str, name))

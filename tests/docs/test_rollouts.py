@@ -1,0 +1,122 @@
+"""The code of docs/rollouts.md, executed on the emulator."""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.config import parse_config
+from everburn.emulator.base_model import TINY
+from everburn.learning.rollout_file import CompletionRecord, read_rollout
+from everburn.refs import ROWS_KEY, GroupKey, rollout_key
+from everburn.resources import registered
+from everburn.rollout_runner import RolloutRunner
+from everburn.rollouts import RolloutRun
+from everburn.store import ArtifactStore
+from everburn.task import prepare_task
+from support.agents import a_run
+from support.command_line import ROOT
+from support.emulator import RunningEmulator
+from support.policies import ScriptedPolicy, qwen3_tokenizer, setup_of
+
+PAGE = (ROOT / "docs" / "rollouts.md").read_text()
+TASKS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, flags=re.DOTALL))
+QWEN3 = {"renderer": {"name": "qwen3", "enable_thinking": False}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The page's files, where they can be imported."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, code in TASKS.items():
+        (folder / f"{name}.py").write_text(code)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    yield
+    sys.path.remove(str(folder))
+    for name in TASKS:
+        sys.modules.pop(name, None)
+
+
+def test_every_block_of_code_is_a_task() -> None:
+    assert len(TASKS) == len(re.findall(r"```python\n", PAGE)) >= 6
+
+
+def test_the_configuration_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    config = parse_config(json.loads(text))
+    assert config.rollout.name == "sums_task:make_rollout_fn"
+
+
+@pytest.mark.parametrize("name", TASKS)
+async def test_the_task_runs(emulator: RunningEmulator, tmp_path: Path, name: str) -> None:
+    record, rollout = await completed(emulator, tmp_path, name)
+    assert all(any(segment.loss_mask) for segment in rollout.segments)
+    assert record.output_tokens == sum(sum(s.loss_mask) for s in rollout.segments)
+    if name == "harness_task":
+        assert record.info["turns"] == 2 and record.info["boundaries"]["appends"] == 1
+    if name == "own_loop_task":
+        assert record.info["appends"] == 2
+
+
+async def completed(
+    emulator: RunningEmulator, folder: Path, name: str
+) -> tuple[CompletionRecord, RolloutRun]:
+    """A completion of a task's first row, as a rollout worker makes it."""
+    kwargs: dict[str, Any] = {"kwargs": {"count": 2}} if name == "sums_task" else {}
+    fields: dict[str, Any] = {
+        "rollout": f"{name}:make_rollout_fn",
+        "dataset": {"name": f"{name}:rows"} | kwargs,
+        "base_model": TINY,
+        "extras": {"sandboxes": str(folder / "sandboxes")},
+        "shuffle": False,
+    }
+    async with a_run(folder, emulator.base_url, rows=False, **fields) as run:
+        store = ArtifactStore.of(run)
+        assert prepare_task(run).rows >= 1 and store.exists(ROWS_KEY)
+        key = GroupKey(cursor=0)
+        await RolloutRunner(run).complete(key, 0, 0)
+        if name == "sandbox_task":
+            assert list((folder / "sandboxes").iterdir()) == [] == registered(store)
+        return read_rollout(store, rollout_key(key, 0))
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A chat model's; its words are decided by the tests below."""
+    tokenizer = qwen3_tokenizer(Path(tmp_path_factory.mktemp("qwen3")))
+    tokenizer.chat_template = "there is one"
+    return tokenizer
+
+
+async def played(tokenizer: Any, name: str, row: int, answers: list[str]) -> RolloutRun:
+    """A rollout of a policy that says what it is told."""
+    policy = ScriptedPolicy(tokenizer, [f"{answer}<|im_end|>" for answer in answers])
+    module = importlib.import_module(name)
+    rollout_fn = module.make_rollout_fn(setup_of(policy, tokenizer, extras=QWEN3))
+    run = await rollout_fn(module.rows()[row])
+    assert isinstance(run, RolloutRun)
+    return run
+
+
+def call(name: str, city: str) -> str:
+    arguments = json.dumps({"name": name, "arguments": {"city": city}})
+    return f"<tool_call>\n{arguments}\n</tool_call>"
+
+
+async def test_guesses_are_judged(chat_tokenizer: Any) -> None:
+    run = await played(chat_tokenizer, "guess_task", 7, ["seven", "8", "7"])
+    assert run.segments[0].reward == pytest.approx(1 / 3)
+    assert run.info["guesses"] == ["seven", "8", "7"] and len(run.segments) == 1
+
+
+async def test_the_quiz_is_played_with_tools(chat_tokenizer: Any) -> None:
+    answers = [call("look_up", "Bonn"), call("look_up", "Rome"), call("submit", "bonn")]
+    run = await played(chat_tokenizer, "lookup_task", 0, answers)
+    assert run.segments[0].reward == 1.0 and run.info["ended"] == "done"
+    assert (run.info["looked"], run.info["failed_calls"], run.info["turns"]) == (2, 1, 3)

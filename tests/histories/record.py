@@ -1,0 +1,155 @@
+"""Records histories of every kind of workflow anew: `make histories`.
+
+Not a test, though pytest runs it: the histories that it writes beside itself are replayed by
+tests/workflows/test_recorded_histories.py, by whatever the workflow code has become since. Record
+them again when a change to that code is not meant to go on with old runs. Nothing in them says on
+which machine they were recorded.
+"""
+
+import base64
+import gzip
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowHistory
+
+from everburn.trainers import TrainerStateLostError
+from support.farm import Farm, Run, open_farm
+from support.histories import run_histories
+from support.script import Draw, Script
+from support.temporal import running_temporal
+from support.waiting import until
+from workflows.train_run import TrainRun
+
+HERE = Path(__file__).parent
+OFTEN = "limit.historyCount.suggestContinueAsNew=150"
+MACHINE = f"{os.getpid()}@{platform.node()}"
+GROUPS_KEPT = ("row-0", "row-1.", "row-2.")
+
+
+async def play(draw: Draw) -> float | None:
+    """Row 1 is begun twice; the others are trained."""
+    return None if draw.place == (1, 0) and draw.tries == 0 else draw.completion
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """One at which runs continue as new after a few steps."""
+    with running_temporal(tmp_path, OFTEN) as address:
+        yield address
+
+
+async def test_record(
+    server: str, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Relative paths: what is recorded is the same everywhere.
+    shutil.copytree(tiny_tokenizer, tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    async with open_farm(server, "default", Path("tokenizer")) as farm:
+        eventful = await an_eventful_run(farm)
+        held = await a_held_run(farm)
+        recorded = {
+            "eventful": await histories(farm, eventful),
+            "held": await histories(farm, held),
+        }
+    for file in HERE.glob("*.json.gz"):
+        file.unlink()
+    for scenario, found in recorded.items():
+        for name, history in found.items():
+            text = json.dumps(without_machine(json.loads(history.to_json())), indent=1)
+            file = HERE / f"{scenario}.{name}.json.gz"
+            file.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+async def an_eventful_run(farm: Farm) -> Run:
+    """Retries, a filter, evaluations, checkpoints, a lost trainer, continue-as-new."""
+    script = Script(
+        play,
+        evaluate=lambda step, rollout_fn: {"skill": step},
+        keep=lambda group: group.row["row"] != 2,
+    )
+    script.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=4)
+    run = await farm.start(
+        script,
+        Path("runs"),
+        rows=16,
+        prompt_groups_per_step=2,
+        max_head_offpolicy_versions=1,
+        max_concurrency_rollout_sample=8,
+        min_group_size=2,
+        max_incomplete_group_retries=1,
+        evaluation_interval=4,
+        dcp_save_interval=3,
+    )
+    result = await run.result()
+    assert result.rows == 16
+    assert {entry.epoch for entry in run.ledger} == {1, 2}
+    return run
+
+
+async def a_held_run(farm: Farm) -> Run:
+    """Held-out rows in shards, a fatal error, controls, a stop."""
+
+    async def fail(draw: Draw) -> float:
+        if draw.row == 1 and not draw.evaluation:
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await farm.start(
+        Script(fail),
+        Path("runs"),
+        rows=3,
+        on_fatal="hold",
+        evaluation_dataset={"name": "support.tasks:rows", "kwargs": {"count": 2}},
+    )
+    await run.until(phase="held")
+    await run.handle.execute_update(TrainRun.reconfigure, {"learning_rate": 0.5})
+    await run.handle.execute_update(TrainRun.skip_row)
+    await until(lambda: len(run.ledger) == 2)
+    await run.handle.signal(TrainRun.stop)
+    await run.result()
+    return run
+
+
+async def histories(farm: Farm, run: Run) -> dict[str, WorkflowHistory]:
+    """Of each execution of the run, of a few groups, and of its other children, by name."""
+    first = run.handle.first_execution_run_id
+    assert first is not None
+    found: dict[str, WorkflowHistory] = {}
+    executions = 0
+    for history in await run_histories(farm.client, run.id, first):
+        name = history.workflow_id.removeprefix(run.id).removeprefix("/")
+        if not name:
+            executions += 1
+            name = f"run-{executions}"
+        if not name.startswith("row-") or name.startswith(GROUPS_KEPT):
+            found[name] = history
+    return found
+
+
+def without_machine(value: Any) -> Any:
+    """A history's JSON without the name of this machine, process and folder."""
+    match value:
+        case dict():
+            return {
+                key: "" if key == "stackTrace" else _payload(key, without_machine(part))
+                for key, part in value.items()
+            }
+        case list():
+            return [without_machine(part) for part in value]
+        case str():
+            return value.replace(MACHINE, "1@worker")
+    return value
+
+
+def _payload(key: str, value: Any) -> Any:
+    if key != "data" or not isinstance(value, str):
+        return value
+    text = base64.b64decode(value).decode()
+    return base64.b64encode(without_machine(text).encode()).decode()

@@ -1,0 +1,130 @@
+"""Rollouts that make a sandbox each, a folder with a process in it, and end as they are told."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import tiny_task
+from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSample, RolloutSetup
+
+REAPER = "support.sandboxes:remove"
+
+
+def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    """extras: `sandboxes`, their folder; `how`, the end of each completion."""
+
+    async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun | None:
+        await make(setup)
+        return await ENDS[setup.extras["how"]](setup)
+
+    return rollout_fn
+
+
+def make_tiny_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    """The tiny task, in sandboxes."""
+    inner = tiny_task.make_rollout_fn(setup)
+
+    async def rollout_fn(
+        sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int, evaluation: bool
+    ) -> RolloutRun:
+        await make(setup)
+        run: RolloutRun = await inner(sample_prompt, cursor_index, rollout_idx, evaluation)
+        return run
+
+    return rollout_fn
+
+
+async def make(setup: RolloutSetup) -> Path:
+    """A sandbox, registered before there is anything of it."""
+    folder = Path(setup.extras["sandboxes"]) / f"{os.getpid()}-{uuid.uuid4().hex}"
+    await setup.resources.register(REAPER, folder=str(folder))
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    nowhere = asyncio.subprocess.DEVNULL
+    await asyncio.create_subprocess_exec(
+        *command, cwd=folder, start_new_session=True, stdout=nowhere, stderr=nowhere
+    )
+    with (folder.parent / "made").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return folder
+
+
+def remove(folder: str) -> None:
+    """End what runs in the sandbox, and remove it."""
+    for process in inside(Path(folder)):
+        process.kill()
+        process.wait(30)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse(**what: object) -> None:
+    raise PermissionError("it isn't ours")
+
+
+noted: list[int] = []
+
+
+def note(number: int) -> None:
+    noted.append(number)
+
+
+def inside(folder: Path) -> Iterator[psutil.Process]:
+    """The processes that run in a folder or below."""
+    for process in psutil.process_iter():
+        try:
+            where = Path(process.cwd())
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if where == folder or folder in where.parents:
+            yield process
+
+
+def left(folder: Path) -> tuple[int, int]:
+    """Sandboxes that are there, and processes that run in them."""
+    return sum(each.is_dir() for each in folder.iterdir()), len(list(inside(folder)))
+
+
+def made_by(folder: Path) -> list[int]:
+    """The process that made each sandbox, in order."""
+    return [int(line) for line in (folder / "made").read_text().splitlines()]
+
+
+async def succeed(setup: RolloutSetup) -> RolloutRun:
+    return RolloutRun([RolloutSample.of_turn([1], [2], [-1.0], 1.0)])
+
+
+async def drop(setup: RolloutSetup) -> None:
+    return None
+
+
+async def fail(setup: RolloutSetup) -> RolloutRun:
+    raise RecoverableRolloutError("the power failed")
+
+
+async def hang(setup: RolloutSetup) -> RolloutRun:
+    await asyncio.Event().wait()
+    return await succeed(setup)
+
+
+async def die(setup: RolloutSetup) -> RolloutRun:
+    """With the worker, the first time."""
+    if len(made_by(Path(setup.extras["sandboxes"]))) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await succeed(setup)
+
+
+ENDS: dict[str, Any] = {
+    "succeed": succeed,
+    "drop": drop,
+    "fail": fail,
+    "hang": hang,
+    "die": die,
+}
