@@ -3,6 +3,7 @@
 Owns its first import and the rule about keys. Doesn't own what is done with it.
 """
 
+import logging
 import os
 
 HUD_KEY_ENV = "HUD_API_KEY"
@@ -32,6 +33,8 @@ def import_hud() -> None:
             f"HUD environments need the hud package: pip install 'everburn[hud]' ({error})"
         ) from None
     settings.api_key = hud_key()
+    # Every environment says when it is up: thousands of lines in a worker's log.
+    logging.getLogger("hud.environment").setLevel(logging.WARNING)
 
 
 def hud_key() -> str | None:

@@ -106,7 +106,8 @@ class HudIds:
 
     @classmethod
     def of(cls, scope: CompletionScope) -> "HudIds":
-        group, _, _ = scope.name.rpartition(".")
+        # A held-out row is rolled out once: it is a group of its own.
+        group, _, _ = scope.name.partition(".completion-")
         return cls(scope.run, f"{scope.run}/{group}", f"{scope.run}/{scope.name}")
 
 
