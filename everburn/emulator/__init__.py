@@ -18,7 +18,8 @@ base_url="http://127.0.0.1:8500/training/v1/serverless")`.
 | engine, parameters, spec | one trainable model: adapter, gradients, Adam |
 | losses, loss_settings, datums | the objectives, and the data they are computed on |
 | sampler, decoder, distribution, stops | batched decoding: rows, arithmetic, draws, ends |
-| bases, base_model | frozen base models, and how the built-in ones are made |
+| bases, base_model | frozen base models in memory, and where on the machine they lie |
+| recipe, vocabulary, arithmetic, sums | how base models are made; the main job's |
 | checkpoints | resumable state on disk |
 | faults, errors | what goes wrong on purpose, and what goes wrong by mistake |
 | unknowns | what the live service may do, in its worst form |
