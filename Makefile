@@ -2,16 +2,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+BACKEND ?= serverless
+# The emulator in the place of a service: "emulator" stands for serverless.
+EMULATED = $(patsubst emulator-serverless,emulator,emulator-$(BACKEND))
+
 .DEFAULT_GOAL := help
 .PHONY: help run example test chaos histories check format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(INSTALLED) ## Train the arithmetic example from nothing, with everything it needs
-	$(BIN)/everburn run examples/arithmetic/run.json
+run: $(INSTALLED) ## Train the arithmetic example from nothing (BACKEND=dedicated: on a trainer job)
+	$(BIN)/everburn run examples/arithmetic/run.json --set backend=$(EMULATED)
 
-example: $(INSTALLED) ## Train another example: make example NAME=hud
+example: $(INSTALLED) ## Train another example: make example NAME=frozen_lake
 	@test -f "examples/$(NAME)/run.json" || \
 	  { echo "which example? NAME is one of:" \
 	      $(patsubst examples/%/run.json,%,$(wildcard examples/*/run.json)) >&2; exit 1; }

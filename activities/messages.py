@@ -1,7 +1,7 @@
 """What activities receive and return. At most 2 KB each: names and numbers, never tokens."""
 
 from collections.abc import Iterable
-from typing import Self, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -134,6 +134,15 @@ class CompleteEvaluation(Message):
 
 class EvaluationSummary(Message):
     metrics: dict[str, float]
+
+
+class ResourceReadiness(Message):
+    """How far a run's trainer job and deployment are. `pending` waits for capacity; `refused` isn't
+    worth waiting for. resumed: a stopped job was started again just now."""
+
+    stage: Literal["ready", "pending", "starting", "refused", "unwanted"]
+    text: str = ""
+    resumed: bool = False
 
 
 class AcquireLease(Message):

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from everburn.trainers.lease import Lease
     from everburn.user_loop import UserLoop
 
-    OpenTrainer = Callable[[RunConfig], Awaitable[Trainer]]
+    OpenTrainer = Callable[[LeaseRef, RunConfig], Awaitable[Trainer]]
 
 T = TypeVar("T")
 
@@ -85,9 +85,13 @@ class _Held:
     stopping: "asyncio.Task[None] | None" = None
 
 
-async def open_serverless(config: "RunConfig") -> "Trainer":
+async def open_session(ref: LeaseRef, config: "RunConfig") -> "Trainer":
     """A session at the run's backend."""
+    from everburn.trainers.dedicated import DedicatedTrainer
     from everburn.trainers.serverless import ServerlessTrainer
+
+    if config.dedicated:
+        return await DedicatedTrainer.open_for(ref.run, config, ref.epoch)
 
     return await ServerlessTrainer.open(config)
 
@@ -109,7 +113,7 @@ def preload() -> None:
 class TrainerActivities:
     """The leases of this process."""
 
-    def __init__(self, client: Client, open_trainer: "OpenTrainer" = open_serverless) -> None:
+    def __init__(self, client: Client, open_trainer: "OpenTrainer" = open_session) -> None:
         self._client = client
         self._open_trainer = open_trainer
         self._held: dict[LeaseRef, _Held] = {}
@@ -133,7 +137,7 @@ class TrainerActivities:
                 for entrypoint in config.trainer_entrypoints:
                     # They run here, where other modules may be at hand than on a rollout worker.
                     await asyncio.to_thread(resolve, entrypoint)
-                trainer = await self._open(config)
+                trainer = await self._open(ref, config)
                 held = self._serve(Lease(order.epoch, trainer), lease_queue(ref))
                 self._held[ref] = held
                 held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
@@ -246,7 +250,7 @@ class TrainerActivities:
             order.step,
             f"load {order.path}",
             0,
-            lambda: lease.trainer.load_checkpoint(order.path),
+            lambda: _load_checkpoint(lease, order),
         )
 
     @activity.defn
@@ -325,9 +329,9 @@ class TrainerActivities:
             # Its session is closed meanwhile: a service that is gone would hold up the new one.
             self._retire(old)
 
-    async def _open(self, config: "RunConfig") -> "Trainer":
+    async def _open(self, ref: LeaseRef, config: "RunConfig") -> "Trainer":
         """A new session; one that comes too late, after its activity was given up, is closed."""
-        opening = asyncio.ensure_future(self._open_trainer(config))
+        opening = asyncio.ensure_future(self._open_trainer(ref, config))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -516,25 +520,42 @@ async def _publish(lease: "Lease", order: Publish) -> Published:
 
     started = time.monotonic()
     run = order.lease.run
-    store = ArtifactStore.of(run)
+    store, config = ArtifactStore.of(run), stored_config(run)
+    if not order.current and config.dedicated:
+        # A deployment serves one version: older ones go on at the current one.
+        return Published(snapshot="", seconds=0.0)
     recorded = asyncio.create_task(
         asyncio.to_thread(recorded_completion, store, order.version, lease.epoch)
     )
     snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
-    gap = await check_served(
-        lease.trainer, snapshot, *await recorded, stored_config(run).served_tolerance
-    )
+    gap = await check_served(lease.trainer, snapshot, *await recorded, config.served_tolerance)
     publication = Publication(
-        version=order.version, epoch=lease.epoch, snapshot=snapshot.path, handle=snapshot.handle
+        version=order.version,
+        epoch=lease.epoch,
+        snapshot=snapshot.path,
+        handle=snapshot.handle,
+        shared=snapshot.shared,
     )
     await when_there_is_space(partial(publish, current=order.current), store, publication)
     return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
+
+
+async def _load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
+    from everburn.run_folder import stored_config
+    from everburn.store import ArtifactStore
+    from everburn.trainers.fencing import check_fingerprint
+
+    run = order.lease.run
+    await lease.trainer.load_checkpoint(order.path)
+    if stored_config(run).dedicated:
+        await check_fingerprint(ArtifactStore.of(run), lease.trainer, order.path)
 
 
 async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
     from everburn.checkpoints import Checkpoint, record_checkpoint
     from everburn.run_folder import stored_config
     from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.fencing import record_fingerprint
 
     config = stored_config(order.lease.run)
     started = time.monotonic()
@@ -548,7 +569,10 @@ async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
         lora_rank=config.lora_rank,
         adapter_seed=config.seed,
     )
-    await when_there_is_space(record_checkpoint, ArtifactStore.of(order.lease.run), checkpoint)
+    store = ArtifactStore.of(order.lease.run)
+    if config.dedicated:
+        await record_fingerprint(store, lease.trainer, path)
+    await when_there_is_space(record_checkpoint, store, checkpoint)
     return Saved(path=path, seconds=time.monotonic() - started)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,15 +30,17 @@ class AuditError(AssertionError):
     """A run that isn't what it should be."""
 
 
-async def audit(run: RunRef, stack: Stack, executions: Path) -> Verified:
-    """Check a completed run.
+async def audit(
+    run: RunRef, stack: Stack, executions: Path, again: Collection[int] = ()
+) -> Verified:
+    """Check a completed run. again: rows that were begun anew on purpose, after an error of theirs.
 
     Raises:
         AuditError, VerificationError: naming the first thing that is wrong.
     """
     verified = await verified_weights(run, stack)
     check_fates(run, verified)
-    check_executions(run, list(read_executions(executions)))
+    check_executions(run, list(read_executions(executions)), again)
     await check_nothing_runs(stack.client, run)
     return verified
 
@@ -71,10 +73,11 @@ def check_fates(run: RunRef, verified: Verified) -> None:
         raise AuditError("versions don't follow each other")
 
 
-def check_executions(run: RunRef, executions: list[Execution]) -> None:
+def check_executions(run: RunRef, executions: list[Execution], again: Collection[int] = ()) -> None:
     """No completion was executed again once it was recorded, and none that had returned in a
     process that lived on."""
-    written = _written(run)
+    executions = [execution for execution in executions if execution.row not in again]
+    written = {place: at for place, at in _written(run).items() if place[0] not in again}
     returned: dict[tuple[int, int], list[Execution]] = defaultdict(list)
     for execution in executions:
         at = written.get(execution.place)

@@ -207,7 +207,7 @@ async def serve_trainer(address: str) -> None:
     from workers.processes import connect, trainer_worker, until_stopped
 
     client = await connect(address, "default")
-    activities = TrainerActivities(client, UnhurriedTrainer.open)
+    activities = TrainerActivities(client, lambda ref, config: UnhurriedTrainer.open(config))
     preloading = asyncio.create_task(asyncio.to_thread(preload))
     async with trainer_worker(client, activities):
         await until_stopped()

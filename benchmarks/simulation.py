@@ -170,10 +170,11 @@ def ideal_seconds(trace: Trace, concurrency: int | None) -> float:
 
 async def serve_trainer(address: str, trace: Trace) -> None:
     """A trainer worker whose sessions are simulated."""
+    from activities.messages import LeaseRef
     from activities.trainer import TrainerActivities
     from workers.processes import connect, trainer_worker, until_stopped
 
-    async def open_trainer(config: RunConfig) -> SimulatedTrainer:
+    async def open_trainer(ref: LeaseRef, config: RunConfig) -> SimulatedTrainer:
         return SimulatedTrainer(config, trace)
 
     client = await connect(address, "default")

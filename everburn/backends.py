@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from everburn.config import RunConfig
 from everburn.secrets import keep_secret
 
-FIREWORKS_URL = "https://api.fireworks.ai/training/v1/serverless"
+FIREWORKS_ROOT = "https://api.fireworks.ai"
+FIREWORKS_URL = f"{FIREWORKS_ROOT}/training/v1/serverless"
 EMULATOR_URL_ENV = "EVERBURN_EMULATOR_URL"
 EMULATOR_DEFAULT_URL = "http://127.0.0.1:8780"
 EMULATOR_PATH = "/training/v1/serverless"
@@ -35,9 +36,19 @@ def training_url(config: RunConfig) -> str:
     """The base URL that the SDK is given."""
     if config.base_url is not None:
         return config.base_url
-    if config.backend == "emulator":
-        return os.environ.get(EMULATOR_URL_ENV, EMULATOR_DEFAULT_URL).rstrip("/") + EMULATOR_PATH
-    return FIREWORKS_URL
+    return emulator_url() + EMULATOR_PATH if config.local else FIREWORKS_URL
+
+
+def api_root(config: RunConfig) -> str:
+    """The base URL of the managed surface: trainer jobs, deployments, hotload, inference."""
+    if config.base_url is not None:
+        return config.base_url.rstrip("/")
+    return emulator_url() if config.local else FIREWORKS_ROOT
+
+
+def emulator_url() -> str:
+    """Where the workers' emulator listens."""
+    return os.environ.get(EMULATOR_URL_ENV, EMULATOR_DEFAULT_URL).rstrip("/")
 
 
 def control_url(config: RunConfig) -> str:
@@ -68,7 +79,7 @@ def api_key(config: RunConfig) -> str:
     Raises:
         MissingKeyError: naming the variable.
     """
-    if config.backend == "emulator":
+    if config.local:
         return EMULATOR_KEY
     key = os.environ.get(config.api_key_env, "").strip()
     if not key:

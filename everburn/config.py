@@ -35,6 +35,7 @@ from everburn.learning.losses import (
     settings_problems,
     unknown_settings,
 )
+from everburn.provisioning import DeploymentResource, TrainerResource
 from everburn.references import (
     check_adapter,
     check_checkpoint,
@@ -173,7 +174,16 @@ class RunConfig(BaseModel):
     )
     lora_rank: _Natural = Field(default=0, description="0 trains all parameters.")
     lora_alpha: _Count = 32
-    backend: Literal["emulator", "serverless"] = "serverless"
+    backend: Literal["emulator", "emulator-dedicated", "serverless", "dedicated"] = Field(
+        default="serverless",
+        description="A service of Fireworks, or the local emulator in the place of either.",
+    )
+    trainer: TrainerResource | None = Field(
+        default=None, description="The trainer job of dedicated training."
+    )
+    deployment: DeploymentResource | None = Field(
+        default=None, description="The deployment of dedicated training."
+    )
     init_from_checkpoint: str | None = Field(
         default=None,
         description="Weights and optimizer to start from: another run's checkpoint, or for "
@@ -350,7 +360,25 @@ class RunConfig(BaseModel):
         GPUs they differ in kernels and precision."""
         if self.publication_tolerance is not None:
             return self.publication_tolerance
-        return 0.002 if self.backend == "emulator" else 0.1
+        return 0.002 if self.local else 0.1
+
+    @property
+    def local(self) -> bool:
+        """Whether it trains on the emulator."""
+        return self.backend in ("emulator", "emulator-dedicated")
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether it trains on a job of its own and samples from a deployment."""
+        return self.backend in ("dedicated", "emulator-dedicated")
+
+    @property
+    def trainer_resource(self) -> TrainerResource:
+        return self.trainer or TrainerResource()
+
+    @property
+    def deployment_resource(self) -> DeploymentResource:
+        return self.deployment or DeploymentResource()
 
     @property
     def evaluates(self) -> bool:
@@ -431,10 +459,38 @@ class RunConfig(BaseModel):
                 ("lora_rank", "backend"),
                 "backend 'serverless' trains LoRA adapters only: set a rank, for example 8",
             )
-        if self.backend == "serverless" and self.tokenizer_model is None:
+        if not self.local and self.tokenizer_model is None:
             yield (
                 ("tokenizer_model", "backend"),
-                "backend 'serverless' needs it, for example 'Qwen/Qwen3.8-27B'",
+                f"backend {self.backend!r} needs it, for example 'Qwen/Qwen3.8-27B'",
+            )
+        yield from self._resource_problems()
+
+    def _resource_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Broken rules of `trainer` and `deployment`."""
+        if not self.dedicated:
+            for name in ("trainer", "deployment"):
+                if getattr(self, name) is not None:
+                    yield (
+                        (name, "backend"),
+                        f"belongs to backend 'dedicated' (or 'emulator-dedicated'), not to "
+                        f"{self.backend!r}",
+                    )
+            return
+        trainer, deployment = self.trainer_resource, self.deployment_resource
+        if self.backend == "dedicated" and not (
+            trainer.training_shape or deployment.shape or deployment.deployment_id
+        ):
+            yield (
+                ("trainer", "deployment", "backend"),
+                "name a training_shape, or for the deployment a shape or the deployment_id of an "
+                "existing one: nothing else says which hardware serves the rollouts",
+            )
+        if deployment.weight_sync_scope == "per_deployment" and trainer.job_id is not None:
+            yield (
+                ("deployment", "trainer"),
+                "weight_sync_scope 'per_deployment' is settled when the trainer job is made: it "
+                "can't be had with a job_id to attach to",
             )
 
     def _loss_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:

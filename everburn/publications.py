@@ -18,7 +18,8 @@ class StaleEpochError(RuntimeError):
 
 
 class Publication(BaseModel):
-    """`handle` carries no credentials; it may sample until the lease `epoch` has ended."""
+    """`handle` carries no credentials; it may sample until the lease `epoch` has ended. Where it
+    is `shared`, it is a deployment's, which serves whatever was published last."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,6 +27,7 @@ class Publication(BaseModel):
     epoch: int
     snapshot: str
     handle: str
+    shared: bool = False
 
 
 def publish(store: ArtifactStore, publication: Publication, *, current: bool = True) -> None:
@@ -57,12 +59,14 @@ def current_publication(store: ArtifactStore) -> Publication | None:
 
 
 def serving(store: ArtifactStore, version: int) -> Publication | None:
-    """Who serves a version now: its own snapshot, or, once that died with a superseded lease that
-    nobody replayed it for, the current policy's."""
+    """Who serves a version now: its own snapshot; or the current policy's, where the version's own
+    died with a superseded lease and nobody replayed it, and on a deployment that serves one."""
 
     def own_or_current(epoch: int) -> Publication | None:
         own = _find(store, publication_key(version, epoch))
-        return own or _find(store, current_publication_key(epoch))
+        if own is not None and not own.shared:
+            return own
+        return _find(store, current_publication_key(epoch)) or own
 
     found = _newest(store, own_or_current)
     # A version that is still to come isn't served by those before it.

@@ -20,6 +20,7 @@ from everburn.failures import SnapshotGoneError, status_of
 from everburn.publications import Publication, serving
 from everburn.rollouts import PromptTooLongError
 from everburn.store import ArtifactStore
+from everburn.trainers.errors import translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentSampler
@@ -81,7 +82,7 @@ current_scope: ContextVar[CompletionScope] = ContextVar("everburn_completion_sco
 
 class SamplingRefusedError(ValueError):
     """The server won't sample what was asked (a prompt longer than the model allows, a token
-    outside its vocabulary). Fatal: it would be refused again."""
+    outside its vocabulary), or not for this account. Fatal: it would be refused again."""
 
 
 class Sampler:
@@ -236,10 +237,13 @@ class Sampler:
             )
         except Exception as error:
             status = status_of(error)
-            if status in (404, 410):
+            if status in (404, 410, 425):
                 raise SnapshotGoneError(
                     f"{scope.where}: policy version {scope.version} isn't served: {error}"
                 ) from error
+            if status in (401, 402, 403):
+                closed = translated(error, scope.where, self._config.api_key_env)
+                raise SamplingRefusedError(str(closed)) from error
             if status in (400, 413, 422):
                 raise SamplingRefusedError(
                     f"{scope.where}: the sampler refused the request: {_server_words(error)}"
@@ -268,7 +272,7 @@ class Sampler:
                 publication.handle, api_key=api_key(self._config), tokenizer=self._tokenizer
             )
             sampler = client.deployment_sampler
-            if self._config.backend == "emulator":
+            if self._config.local:
                 # The SDK's adaptive window protects a shared service; the emulator batches.
                 sampler.concurrency_controller = FixedConcurrencyController(256)
             self._open[publication.handle] = sampler

@@ -13,6 +13,7 @@ from everburn.publications import (
     publish,
     serving,
 )
+from everburn.refs import RunRef
 from everburn.store import ArtifactStore
 
 
@@ -69,3 +70,19 @@ def test_a_step_without_update_is_served_by_the_previous_snapshot(store: Artifac
     assert carried.snapshot == a_publication(5).snapshot
     assert serving(store, 6) == carried
     assert current_publication(store) == carried
+
+
+def test_a_deployment_serves_what_was_published_last(tmp_path: Path) -> None:
+    store = ArtifactStore.of(RunRef(store=str(tmp_path), id="run"))
+    for version in (1, 2):
+        publish(
+            store,
+            Publication(
+                version=version, epoch=1, snapshot=f"s{version}", handle="deployment", shared=True
+            ),
+        )
+    old, new, coming = (serving(store, version) for version in (1, 2, 3))
+    assert old == new
+    assert new is not None
+    assert new.version == 2
+    assert coming is None

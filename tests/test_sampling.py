@@ -237,3 +237,19 @@ async def test_expert_routing_is_asked_for_where_it_is_replayed(
     answer[0] = RoutingReferences(length=2, files=(), spans=())
     with pytest.raises(SamplingRefusedError, match="set router_replay to false"):
         await policies.sampler(router_replay=True).sample(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(401, "SOME_KEY is refused"), (402, "add credit"), (403, "permission")]
+)
+async def test_an_account_that_may_not_sample_is_fatal_and_says_what_to_do(
+    policies: Policies, emulator: RunningEmulator, status: int, text: str
+) -> None:
+    sampler = policies.sampler(api_key_env="SOME_KEY")
+    await policies.publish(0)
+    emulator.plan_fault("sample", "status", status=status)
+    scope = sampler.serving(CompletionScope("row 3", 0))
+    with scope, pytest.raises(SamplingRefusedError, match=rf"row 3: .*{text}") as caught:
+        await sampler.sample(PROMPT)
+    assert classify(caught.value) == "fatal"
+    sampler.close()

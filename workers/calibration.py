@@ -9,8 +9,6 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
-from rich.console import Console
-
 from everburn.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.config import RunConfig
 from everburn.refs import RunRef
@@ -18,9 +16,10 @@ from workers.errors import UserError
 from workers.preflight import check_local, make_base_model
 from workers.spare_emulator import spare_emulator
 from workers.stack_folder import StackFolder
+from workers.user_modules import imports_from
 
 
-def calibrate_here(config: RunConfig, folder: Path, console: Console) -> Calibration:
+def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
     """Sample a batch; its rollouts and its trainer session are gone afterwards.
 
     Raises:
@@ -29,9 +28,18 @@ def calibrate_here(config: RunConfig, folder: Path, console: Console) -> Calibra
     """
     check_local(config, folder)
     make_base_model(config, folder)
-    own = config.backend == "emulator" and config.base_url is None
+    if config.dedicated and not config.local:
+        raise UserError(
+            "calibration doesn't make a trainer job and a deployment for one batch: calibrate with "
+            "--set backend=serverless, where the same base model is to be had there"
+        )
+    if config.dedicated:
+        # On the emulator the initial policy is the same, whichever service it stands for.
+        config = config.model_copy(update={"backend": "emulator"})
+    own = config.local and config.base_url is None
     emulator = spare_emulator(StackFolder(folder)) if own else nullcontext()
-    with emulator, tempfile.TemporaryDirectory(prefix="everburn-calibration-") as store:
+    spare = tempfile.TemporaryDirectory(prefix="everburn-calibration-")
+    with imports_from(folder), emulator, spare as store:
         return asyncio.run(_calibrate(RunRef(store=store, id="calibration"), config))
 
 

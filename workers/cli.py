@@ -287,7 +287,7 @@ def calibrate(
     here = Path.cwd()
     file = load_run_file(config, assignments or [], here)
     with sigterm_interrupts():
-        found = calibrate_here(file.config, here, console)
+        found = calibrate_here(file.config, here)
     for line in [*report(found), *sample_texts(found.draws[:samples])]:
         say(line)
 

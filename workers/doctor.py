@@ -190,6 +190,6 @@ def _check_key(config: RunConfig) -> Finding:
         api_key(config)
     except MissingKeyError as error:
         return Finding("missing", "API key", str(error))
-    if config.backend == "emulator":
+    if config.local:
         return Finding("ok", "API key", "none needed")
     return Finding("ok", "API key", f"in {config.api_key_env}")

@@ -53,17 +53,29 @@ def _facts(config: RunConfig, rows: int, held_out: int, run_id: str) -> Iterator
     yield "evaluations", _evaluations(config, steps, held_out)
 
 
+def _provision(given: str | None, cleanup: str) -> str:
+    if given is not None:
+        return f"{given}, which is there already and stays"
+    return f"made for the run; at its end: {cleanup.replace('_', ' ')}"
+
+
 def _resources(config: RunConfig, steps: int) -> Iterator[Line]:
     yield "trains", _trained(config)
     yield "at", f"{training_url(config)} ({config.backend})"
-    if config.backend != "emulator":
+    if not config.local:
         yield "key", f"read from {config.api_key_env} by the workers"
     yield "starts from", _origin(config)
-    yield (
-        "session",
-        f"one training session at a time, with a sampler snapshot for each of {steps + 1} policy "
-        "versions; it ends with the run, and its snapshots with it",
-    )
+    if config.dedicated:
+        trainer, deployment = config.trainer_resource, config.deployment_resource
+        yield "trainer job", _provision(trainer.job_id, trainer.cleanup)
+        yield "deployment", _provision(deployment.deployment_id, deployment.cleanup)
+        yield "hotloads", f"{steps + 1}, one for each policy version"
+    else:
+        yield (
+            "session",
+            f"one training session at a time, with a sampler snapshot for each of {steps + 1} "
+            "policy versions; it ends with the run, and its snapshots with it",
+        )
     if config.output_model_id is not None:
         yield "promotes", f"the final policy to the model {config.output_model_id!r}"
 

@@ -8,7 +8,7 @@ import typer
 
 from workers.errors import BadInputError, UserError
 from workers.hud_recipe import EMULATOR, FIREWORKS, Backend, HudOptions, LossFn
-from workers.terminal import console, say, stay_with
+from workers.terminal import say, stay_with
 
 app = typer.Typer(
     name="hud",
@@ -159,7 +159,7 @@ def _calibrate(options: HudOptions, folder: Path) -> None:
     from workers.signals import sigterm_interrupts
 
     with sigterm_interrupts():
-        found = calibrate_here(options.run_file(folder).config, folder, console)
+        found = calibrate_here(options.run_file(folder).config, folder)
     say(
         f"calibration: {len(found.draws)}/{found.asked} rollouts completed "
         f"reward_mean={found.reward_mean:.3f} "

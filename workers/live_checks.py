@@ -27,7 +27,8 @@ Answer = tuple[Verdict, str, str]
 
 
 def live_answers(config: RunConfig) -> Iterator[Answer]:
-    """Key, account, model and tokenizer, and that the promoted model's id is free."""
+    """Key, account, model, training shape and tokenizer, and that the promoted model's id is
+    free."""
     try:
         key, url = api_key(config), control_url(config)
         check_reachable(url)
@@ -42,6 +43,8 @@ def live_answers(config: RunConfig) -> Iterator[Answer]:
         if account[0] == "missing":
             return
         yield _asked(config, "base model", lambda: _model(control, config.base_model))
+        if (shape := config.trainer_resource.training_shape) is not None:
+            yield _asked(config, "training shape", lambda: _shape(control, shape))
         if config.output_model_id is not None:
             name = f"accounts/{control.account_id}/models/{config.output_model_id}"
             yield _asked(config, "output_model_id", lambda: _free(control, name))
@@ -64,6 +67,11 @@ def _model(control: "FireworksClient", name: str) -> str:
             "accounts/fireworks/models/<id> for Fireworks' own"
         )
     return name
+
+
+def _shape(control: "FireworksClient", name: str) -> str:
+    profile = control.resolve_training_profile(name)
+    return f"{profile.training_shape_version}, up to {profile.max_supported_context_length} tokens"
 
 
 def _free(control: "FireworksClient", name: str) -> str:

@@ -34,7 +34,7 @@ def make_base_model(config: RunConfig, folder: Path) -> None:
     Raises:
         BadInputError: the emulator has no such model.
     """
-    if config.backend != "emulator" or config.base_url is not None:
+    if not config.local or config.base_url is not None:
         return
     from everburn.emulator import base_model
 

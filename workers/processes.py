@@ -16,6 +16,7 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
 
 from activities.heartbeats import THROTTLE
+from activities.provisioning import ProvisioningActivities
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
 from activities.rollouts import RolloutActivities
@@ -113,11 +114,17 @@ def rollout_worker(
 def trainer_worker(
     client: Client, activities: TrainerActivities, build: str | None = None
 ) -> Worker:
-    """Leases are acquired here; each is then served on a queue of its own."""
+    """Leases are acquired here; each is then served on a queue of its own. Trainer jobs and
+    deployments are looked after by any of these workers."""
+    provisioning = ProvisioningActivities(client)
     return Worker(
         client,
         task_queue=TRAINER_QUEUE,
-        activities=[activities.acquire_lease],
+        activities=[
+            activities.acquire_lease,
+            provisioning.advance_resources,
+            provisioning.clean_up_resources,
+        ],
         # A worker that stands still keeps what its pollers have been given until that times out.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
         max_heartbeat_throttle_interval=THROTTLE,

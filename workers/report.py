@@ -41,6 +41,8 @@ class Comparison:
         for key, name in COUNTS.items():
             if any(key in figure.values for figure in figures):
                 table.add_row(name, *(figure.count(key) for figure in figures))
+        if any(figure.has_partial_rewards for figure in figures):
+            table.add_row("mean reward", *(figure.mean("reward", 3) for figure in figures))
         table.add_row("mean output tokens", *(figure.mean(OUTPUT_TOKENS) for figure in figures))
         return table
 
@@ -58,18 +60,23 @@ class Comparison:
 @dataclass(frozen=True)
 class _Figures:
     values: dict[str, float] = field(default_factory=dict)
+    has_partial_rewards: bool = False
+    """Then counts of full rewards don't tell it all."""
 
     @classmethod
     def of(cls, report: EvaluationReport | None) -> "_Figures":
-        return cls({} if report is None or not report.samples else summarise(report))
+        if report is None or not report.samples:
+            return cls()
+        partial = any(sample.reward not in (0, 1) for sample in report.samples)
+        return cls(summarise(report), partial)
 
     def count(self, key: str) -> str:
         if key not in self.values:
             return ""
         return f"{self.values[key]:.0f} ({self.values[key] / self.values['samples']:.1%})"
 
-    def mean(self, key: str) -> str:
-        return f"{self.values[key]:.1f}" if key in self.values else ""
+    def mean(self, key: str, digits: int = 1) -> str:
+        return f"{self.values[key]:.{digits}f}" if key in self.values else ""
 
 
 def metrics_table(evaluations: dict[int, dict[str, float]]) -> Table | None:

@@ -29,7 +29,7 @@ async def verify_run(run: RunRef, folder: Path) -> Verified:
         check_records(run)
     except VerificationError as error:
         raise UserError(f"run {run.id} doesn't agree with its ledger: {error}") from None
-    if stored_config(run).backend != "emulator":
+    if not stored_config(run).local:
         raise BadInputError(
             f"run {run.id} trained at Fireworks: its records agree with each other, and weights "
             "can be compared bit for bit on the emulator only"
@@ -46,7 +46,8 @@ async def _re_execute(run: RunRef, home: Path) -> Verified:
     from everburn.trainers import TrainerError
     from everburn.trainers.serverless import ServerlessTrainer
 
-    config = stored_config(run)
+    # Any session of the emulator loads its checkpoints; a job of its own would be for one command.
+    config = stored_config(run).model_copy(update={"backend": "emulator"})
     try:
         return await verify(
             run,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from activities.messages import LeaseGrant
+from activities.messages import LeaseGrant, ResourceReadiness
 from everburn.refs import GroupKey, RunRef
 
 ROLLOUT_FAILED = "RolloutFailed"
@@ -60,9 +60,47 @@ class Released(Message):
     total: int
 
 
+class ProvisioningWait(Message):
+    """How long a lease may wait for its trainer job and deployment, and how long it has. Seconds;
+    times are workflow times."""
+
+    pending_timeout: float
+    """For capacity."""
+    ready_timeout: float
+    """For what has its machines."""
+    stage: Literal["pending", "starting"] = "starting"
+    stage_begun: float = 0.0
+    resumptions: int = 0
+    """How often the job had stopped and was started again."""
+
+    def continued(self, found: ResourceReadiness, now: float) -> "ProvisioningWait":
+        """After another look that found it neither ready nor refused."""
+        stage: Literal["pending", "starting"] = (
+            "pending" if found.stage == "pending" else "starting"
+        )
+        anew = not self.stage_begun or stage != self.stage
+        return self.model_copy(
+            update={
+                "stage": stage,
+                "stage_begun": now if anew else self.stage_begun,
+                "resumptions": self.resumptions + found.resumed,
+            }
+        )
+
+
 class LeaseOrder(Message):
+    """provisioning: of a lease that needs a trainer job and a deployment first."""
+
     run: RunRef
     epoch: int
+    provisioning: ProvisioningWait | None = None
+
+
+class LeaseWaiting(Message):
+    """What the lease waits for, in words."""
+
+    epoch: int
+    text: str
 
 
 class LeaseGranted(Message):

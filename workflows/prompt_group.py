@@ -41,9 +41,9 @@ OVERTIME = timedelta(seconds=60)
 WORKER_LOST = "WorkerLost"
 MAX_FAILURES = 3
 """Recoverable failures of a completion before its draw is dropped."""
-MAX_LOSSES = 20
-"""Lost workers and missing snapshots in a row before they count as a failure: a row that kills
-its worker each time must not do so for ever."""
+MAX_LOSSES = 10
+"""Lost workers before they count as a failure: a row that kills its worker each time must not do so
+for ever, since all that runs beside it dies too."""
 BACKOFF = (1, 2, 4, 8, 15)
 """Seconds before another try."""
 MAX_ERROR = 120
@@ -114,7 +114,7 @@ class PromptGroup:
 
     async def _complete(self, completion: int) -> None:
         """One completion to its terminal record, through retries. Raises what is fatal."""
-        failures = losses = 0
+        failures = losses = missing = 0
         while True:
             try:
                 outcome = await self._rollout(completion)
@@ -125,13 +125,16 @@ class PromptGroup:
                     raise
                 if kind == RECOVERABLE:
                     failures += 1
+                elif kind == SNAPSHOT_GONE:
+                    # However long its recovery takes, it says nothing about the completion.
+                    missing += 1
                 else:
                     losses += 1
                 if failures >= MAX_FAILURES or losses >= MAX_LOSSES:
                     outcome = self._failed(completion, error)
                     break
                 if kind not in (WORKER_SHUTDOWN, WORKER_LOST):
-                    delay = BACKOFF[min(failures + losses, len(BACKOFF)) - 1]
+                    delay = BACKOFF[min(failures + losses + missing, len(BACKOFF)) - 1]
                     await workflow.sleep(delay, summary=f"completion {completion}: {kind}")
         self._outcomes.append(outcome)
         await self._release()

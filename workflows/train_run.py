@@ -45,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
         GroupReport,
         LeaseEnded,
         LeaseGranted,
+        LeaseWaiting,
         Released,
         RunResult,
         Status,
@@ -52,6 +53,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.optimizer_step import SAVE_ATTEMPTS, OptimizerStep, save_checkpoint
     from workflows.producer import Producer
+    from workflows.provisioning import clean_up
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
     from workflows.recovery import MAX_LOSSES, Recovery, backoff, remember
@@ -93,7 +95,7 @@ class TrainRun:
     def _wire(self, config: RunConfig, state: RunState) -> None:
         self._recorder = Recorder(state)
         self._producer = Producer(state, config)
-        self._trainer = TrainerSession(state)
+        self._trainer = TrainerSession(state, config)
         self._evaluations = Evaluations(state, config, self._recorder)
         self._watchdog = Watchdog(
             state, self._producer, self._trainer, self._evaluations, self._recorder
@@ -320,6 +322,7 @@ class TrainRun:
             await self._promote()
         self._phase("finishing", "the trainer session's end")
         await self._trainer.release()
+        await self._give_back_provisions()
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._phase("stopped" if state.stop else "completed", "")
         self._show()
@@ -426,8 +429,18 @@ class TrainRun:
         await self._evaluations.cancel()
         await self._trainer.release()
         await self._reap()
+        await self._give_back_provisions()
         await self._recorder.flush_producer_samples()
         await workflow.wait_condition(workflow.all_handlers_finished)
+
+    async def _give_back_provisions(self) -> None:
+        """The trainer job and the deployment, where the run may have made them."""
+        if not self._config.dedicated or not self._state.epoch:
+            return
+        self._state.waiting_for = "the cleanup of trainer job and deployment"
+        problem = await clean_up(self._state.run)
+        if problem is not None:
+            self._state.note(problem)
 
     async def _reap(self) -> None:
         """End what completions whose workers died have left behind."""
@@ -513,6 +526,11 @@ class TrainRun:
     def released(self, message: Released) -> None:
         """From a PromptGroup: some of its rollout calls have ended."""
         self._producer.on_released(message)
+
+    @workflow.signal
+    def lease_waiting(self, message: LeaseWaiting) -> None:
+        """From the TrainerLease: what it waits for."""
+        self._trainer.on_waiting(message)
 
     @workflow.signal
     def lease_granted(self, message: LeaseGranted) -> None:

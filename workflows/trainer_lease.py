@@ -21,7 +21,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import TRAINER_STATE_LOST
     from activities.messages import AcquireLease, LeaseGrant, LeaseRef
     from activities.trainer import TrainerActivities
-    from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder
+    from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder, LeaseWaiting
+    from workflows.provisioning import Provisioning, WaitIsLongError, clean_up
     from workflows.queues import TRAINER_QUEUE
     from workflows.resets import ResetGuard
 
@@ -62,13 +63,43 @@ class TrainerLease:
 
     async def _live(self) -> None:
         try:
+            if not await self._has_resources():
+                await self._tell_ended(None)
+                await self._clean_up_if_orphaned()
+                return
             grant = await self._acquire()
-        except (ActivityError, asyncio.CancelledError) as error:
+        except (ActivityError, ApplicationError, asyncio.CancelledError) as error:
             self._guard.check()
             await self._tell_ended(None if self._release else error)
             return
         await self._signal("lease_granted", LeaseGranted(grant=grant))
         await self._hold(grant)
+
+    async def _has_resources(self) -> bool:
+        """Wait for the trainer job and the deployment that a dedicated lease needs; false if it
+        was released meanwhile."""
+        order = self._order
+        if order.provisioning is None:
+            return True
+
+        async def tell(text: str) -> None:
+            await self._signal("lease_waiting", LeaseWaiting(epoch=order.epoch, text=text))
+
+        provisioning = Provisioning(order.run, order.provisioning, tell)
+        try:
+            return await provisioning.wait(lambda: self._release)
+        except asyncio.CancelledError:
+            self._guard.check()
+            self._release = True
+            return False
+        except WaitIsLongError:
+            workflow.continue_as_new(order.model_copy(update={"provisioning": provisioning.so_far}))
+
+    async def _clean_up_if_orphaned(self) -> None:
+        """A lease that ended in peace though nobody gave it back: its run is gone, and can't clean
+        up itself."""
+        if not self._release and self._order.provisioning is not None:
+            await clean_up(self._order.run)
 
     async def _acquire(self) -> LeaseGrant:
         """A session; one that came after all, though the run had ceased to want it, too.
@@ -117,6 +148,8 @@ class TrainerLease:
         await self._released_or(holding)
         if holding.done():
             await self._tell_ended(holding.exception())
+            if holding.exception() is None:
+                await self._clean_up_if_orphaned()
             return
         await asyncio.shield(asyncio.create_task(self._give_back(grant, holding)))
         await self._tell_ended(None)
@@ -155,7 +188,7 @@ class TrainerLease:
             )
         )
 
-    async def _signal(self, name: str, message: LeaseGranted | LeaseEnded) -> None:
+    async def _signal(self, name: str, message: LeaseWaiting | LeaseGranted | LeaseEnded) -> None:
         try:
             await workflow.get_external_workflow_handle(self._order.run.id).signal(name, message)
         except ApplicationError as error:

@@ -20,7 +20,14 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import LEASE_CLOSED, TRAINER_STATE_LOST
     from activities.messages import LeaseRef
     from activities.trainer import LEASE_SLOTS
-    from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder
+    from everburn.config import RunConfig
+    from workflows.messages import (
+        LeaseEnded,
+        LeaseGranted,
+        LeaseOrder,
+        LeaseWaiting,
+        ProvisioningWait,
+    )
     from workflows.state import RunState
     from workflows.trainer_lease import TrainerLease
 
@@ -41,8 +48,9 @@ class LeaseLostError(Exception):
 
 
 class TrainerSession:
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: RunState, config: RunConfig) -> None:
         self._state = state
+        self._provisioning = _provisioning(config)
         self._slots = asyncio.Semaphore(LEASE_SLOTS // 2)
 
     @property
@@ -66,7 +74,7 @@ class TrainerSession:
         state.grant, state.lease_end = None, None
         await workflow.start_child_workflow(
             TrainerLease.run,
-            LeaseOrder(run=state.run, epoch=state.epoch),
+            LeaseOrder(run=state.run, epoch=state.epoch, provisioning=self._provisioning),
             id=self.workflow_id,
             parent_close_policy=ParentClosePolicy.ABANDON,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
@@ -76,6 +84,10 @@ class TrainerSession:
         if state.grant is None and not self.lost:
             await self.abandon(LeaseLostError("no session is wanted any more", "Unwanted"))
         self.check()
+
+    def on_waiting(self, message: LeaseWaiting) -> None:
+        if message.epoch == self._state.epoch and self._state.grant is None:
+            self._state.waiting_for = message.text
 
     def on_granted(self, message: LeaseGranted) -> None:
         """Take in the session. A lease has one, whatever else is granted under its epoch."""
@@ -167,6 +179,14 @@ class TrainerSession:
     @property
     def workflow_id(self) -> str:
         return f"{self._state.run.id}/lease-{self._state.epoch}"
+
+
+def _provisioning(config: RunConfig) -> ProvisioningWait | None:
+    """What a lease of dedicated training may wait for beforehand."""
+    if not config.dedicated:
+        return None
+    wish = config.trainer_resource
+    return ProvisioningWait(pending_timeout=wish.pending_timeout, ready_timeout=wish.ready_timeout)
 
 
 def _is_refused(cause: BaseException | None) -> bool:

@@ -106,10 +106,10 @@ class ChatEndpoint:
         if not assembled.segments:
             raise RecoverableRolloutError("the harness has asked for nothing")
         counts = {"turns": len(self.calls), "boundaries": assembled.boundaries.as_info()}
-        last = str(self._turns[-1].message["content"])
-        return RolloutRun(
-            assembled.segments, last if answer is None else answer, counts | (info or {})
-        )
+        if answer is None:
+            # Where the last one is all tool calls, the sampled text says more.
+            answer = str(self._turns[-1].message["content"]) or None
+        return RolloutRun(assembled.segments, answer, counts | (info or {}))
 
     async def answer(self, request: Request, path: str) -> Response:
         """Answer a request to `/<name>/<path>`."""

@@ -110,7 +110,8 @@ class Episode:
             "failed_calls": self.failed,
             "boundaries": assembled.boundaries.as_info(),
         }
-        return RolloutRun(assembled.segments, answer=self.answer, info=counts | (info or {}))
+        # Where the answer is all tool call, the sampled text says more.
+        return RolloutRun(assembled.segments, self.answer or None, counts | (info or {}))
 
 
 def say_what_is_wrong(call: ToolCall) -> Answer:

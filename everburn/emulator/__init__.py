@@ -10,6 +10,7 @@ base_url="http://127.0.0.1:8500/training/v1/serverless")`.
 | --- | --- |
 | server, service | the HTTP application, and the emulator behind it |
 | training, completions, admin, wire | the routes of training, of inference, of fault injection |
+| dedicated, managed | trainer jobs, deployments, hotload: their routes, and what they are |
 | sessions | sessions, their models and snapshots, and how long they live |
 | futures | submitted operations: order, de-duplication, results |
 | operations | one training request: from its JSON to its result |
@@ -17,7 +18,9 @@ base_url="http://127.0.0.1:8500/training/v1/serverless")`.
 | engine, parameters, spec | one trainable model: adapter, gradients, Adam |
 | losses, loss_settings, datums | the objectives, and the data they are computed on |
 | sampler, decoder, distribution, stops | batched decoding: rows, arithmetic, draws, ends |
-| bases, base_model | frozen base models, and how the built-in ones are made |
+| bases, base_model | frozen base models in memory, and where on the machine they lie |
+| recipe, vocabulary, arithmetic, sums | how base models are made; the main job's |
 | checkpoints | resumable state on disk |
 | faults, errors | what goes wrong on purpose, and what goes wrong by mistake |
+| unknowns | what the live service may do, in its worst form |
 """

@@ -1,13 +1,17 @@
 """Routes for tests: plan faults, look inside. They exist only with --enable-faults."""
 
 import dataclasses
+from typing import cast, get_args
 
 from fastapi import APIRouter, Request, Response
 
 from everburn.emulator import operations, wire
 from everburn.emulator.checkpoints import digest
+from everburn.emulator.errors import InvalidInput
 from everburn.emulator.faults import Fault, FaultPlan
+from everburn.emulator.managed import JobState
 from everburn.emulator.service import Emulator
+from everburn.emulator.unknowns import Unknowns
 
 
 def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
@@ -46,8 +50,13 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
                             for model in session.models.values()
                         },
                         "snapshots": [str(ref) for ref in session.snapshots],
+                        "job": session.job,
                     }
                     for session in emulator.sessions
+                },
+                "jobs": {job.job_id: job.state for job in emulator.managed.jobs()},
+                "deployments": {
+                    each.deployment_id: each.status() for each in emulator.managed.deployments()
                 },
             }
         )
@@ -58,6 +67,31 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
         engine = emulator.sessions.model(model_id).engine
         work = operations.at_once(lambda: digest(engine.weights()))
         return wire.reply({"weights_sha256": await emulator.compute(work)})
+
+    @router.post("/unknowns")
+    async def unknowns(request: Request) -> Response:
+        """Set the switches of `unknowns.Unknowns`."""
+        emulator.unknowns = Unknowns(**await wire.read(request))
+        return wire.reply({})
+
+    @router.post("/capacity")
+    async def capacity(request: Request) -> Response:
+        """{"available": bool, "boot_seconds": s}: whether jobs find machines, and how long they
+        and deployments take to start on them."""
+        body = await wire.read(request)
+        emulator.managed.capacity = wire.flag(body, "available", True)
+        emulator.managed.boot_seconds = wire.number(body, "boot_seconds", 0.0)
+        return wire.reply({})
+
+    @router.post("/jobs/{job_id}")
+    async def interrupt_job(job_id: str, request: Request) -> Response:
+        """{"state": ..., "message": ...}: end the job's process and let it enter a state."""
+        body = await wire.read(request)
+        state = wire.text(body, "state")
+        if state not in get_args(JobState):
+            raise InvalidInput(f"state must be one of {', '.join(get_args(JobState))}")
+        emulator.managed.interrupt_job(job_id, cast(JobState, state), body.get("message", ""))
+        return wire.reply({})
 
     @router.post("/expire/{session_id}")
     async def expire(session_id: str) -> Response:

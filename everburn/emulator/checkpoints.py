@@ -117,6 +117,9 @@ class CheckpointStore:
             ) from error
         return CheckpointInfo(**{**meta, "spec": ModelSpec(**meta["spec"])})
 
+    def has(self, ref: CheckpointRef) -> bool:
+        return (self._path(ref) / "meta.json").exists()
+
     def load(self, ref: CheckpointRef) -> TrainingState:
         """Raises CheckpointNotFound, or CheckpointMismatch where the optimizer state is missing."""
         info = self.info(ref)

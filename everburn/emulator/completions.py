@@ -45,6 +45,9 @@ _STANDALONE = re.compile(
 )
 
 
+_DEPLOYMENT = re.compile(r"accounts/(?P<account>[^/]+)/deployments/(?P<deployment>[^/]+)")
+
+
 class CompletionsRoute:
     """ASGI application of POST /inference/v1/completions."""
 
@@ -77,7 +80,7 @@ class CompletionsRoute:
         return _answer(body, ticket, finished.result())
 
     async def _resolve(self, model: str) -> Target:
-        """The weights that a request's `model` names. Raises NotFound."""
+        """The weights that a request's `model` names. Raises NotFound and NotReady."""
         emulator = self._emulator
         account = emulator.settings.account
         if found := _IN_SESSION.fullmatch(model):
@@ -99,6 +102,12 @@ class CompletionsRoute:
             snapshot = emulator.sessions.snapshot(
                 CheckpointRef.parse(found["ref"], account=account)
             )
+            return Target(snapshot.base, snapshot)
+        if found := _DEPLOYMENT.fullmatch(model):
+            deployment = emulator.managed.ready_deployment(found["deployment"])
+            if deployment.serving is None:
+                return Target(await emulator.base(deployment.request["baseModel"]), None)
+            snapshot = deployment.serving.snapshot
             return Target(snapshot.base, snapshot)
         raise NotFound(f"unknown model {model!r}")
 

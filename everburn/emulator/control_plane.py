@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from everburn.emulator import base_model, operations, wire
-from everburn.emulator.errors import InvalidInput, NotFound
+from everburn.emulator import base_model, wire
+from everburn.emulator.errors import NotFound
 from everburn.emulator.service import Emulator
 from everburn.emulator.sessions import Session, Snapshot
 
@@ -58,14 +58,7 @@ def control_plane_routes(emulator: Emulator) -> APIRouter:
         snapshot = next((s for ref, s in session.snapshots.items() if ref.name == name), None)
         if snapshot is None:
             raise NotFound(f"session {session_id} has no sampler snapshot {name}")
-        body = await wire.read(request)
-        if (base := wire.text(body, "base_model")) != snapshot.spec.base_model:
-            raise InvalidInput(f"{name} was trained on {snapshot.spec.base_model}, not on {base}")
-        output = wire.text(body, "output_model")
-        work = operations.at_once(
-            lambda: emulator.models.add(output, snapshot.spec, snapshot.weights, str(snapshot.ref))
-        )
-        promoted = await emulator.compute(work)
+        promoted = await emulator.promote(snapshot, await wire.read(request))
         return wire.reply({"model": promoted.described()})
 
     @router.delete(sessions)

@@ -156,7 +156,7 @@ class Engine:
             step=self.optimizer_steps,
         )
 
-    def load(self, state: TrainingState, *, optimizer: bool) -> None:
+    def load(self, state: TrainingState, *, optimizer: bool, keep_gradients: bool = False) -> None:
         """Replace weights, and Adam's state or reset it; clears accumulated gradients."""
         self._require_trainable()
         self._trainable.assign(self._trainable.values, state.weights)
@@ -165,7 +165,8 @@ class Engine:
             self._trainable.assign(self._moments["exp_avg"], state.first_moment)
             self._trainable.assign(self._moments["exp_avg_sq"], state.second_moment)
             self._moments["step"].fill_(state.step)
-        self._clear_gradients()
+        if not keep_gradients:
+            self._clear_gradients()
 
     def weights(self) -> Tensors:
         """A copy of the trainable weights by name: PEFT's names for an adapter."""

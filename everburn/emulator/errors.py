@@ -57,13 +57,6 @@ class NameTaken(InvalidInput):
     """Checkpoints and snapshots are immutable: a name is used once per run."""
 
 
-class AlreadyExists(InvalidInput):
-    """A resource of that id exists; ids are used once."""
-
-    status = 409
-    code = "ALREADY_EXISTS"
-
-
 class UnsupportedOperation(InvalidInput):
     """The model, as it was created, can't do this."""
 
@@ -74,6 +67,21 @@ class NotFound(EmulatorError):
     status = 404
     code = "NOT_FOUND"
     category = "user"
+
+
+class AlreadyExists(EmulatorError):
+    """A resource of this id exists, or existed: ids of deleted trainer jobs stay taken."""
+
+    status = 409
+    code = "ALREADY_EXISTS"
+    category = "user"
+
+
+class NotReady(EmulatorError):
+    """A deployment that loads weights, or has no replica, can't answer yet."""
+
+    status = 425
+    code = "TOO_EARLY"
 
 
 class SessionExpired(EmulatorError):

@@ -18,7 +18,16 @@ from everburn.emulator.errors import EmulatorError, InvalidInput
 from everburn.emulator.service import Emulator
 
 FaultKind = Literal[
-    "drop", "status", "malformed", "delay", "expire_session", "wipe_gradients", "stale_weights"
+    "drop",
+    "status",
+    "malformed",
+    "delay",
+    "expire_session",
+    "wipe_gradients",
+    "stale_weights",
+    "preempt_job",
+    "hotload_error",
+    "hotload_stuck",
 ]
 
 
@@ -28,7 +37,8 @@ class Fault:
 
     operation: str
     """Last part of the path: optim_step, retrieve_future, ...; `sample` for completions, `promote`
-    for promotions."""
+    for promotions, `hot_load_status` for GET hot_load. preempt_job takes the operations of a
+    dedicated job, and the kinds of hotload take hot_load."""
     kind: FaultKind
     status: int = 503
     """Of kind status: what is answered."""
@@ -135,6 +145,13 @@ class FaultyApp:
         elif fault.kind == "malformed":
             await wire.reply(b'{"type": "nonsense", "surprise": [')(scope, receive, send)
             return True
+        elif fault.kind == "preempt_job":
+            job_id = _job_of(scope)
+            self._emulator.managed.interrupt_job(job_id, "JOB_STATE_PREEMPTED", "preempted")
+        elif fault.kind == "hotload_error":
+            self._emulator.managed.outcomes.append("error")
+        elif fault.kind == "hotload_stuck":
+            self._emulator.managed.outcomes.append("stuck")
         else:
             if fault.applied:
                 await self._app(scope, receive, _discard)
@@ -160,7 +177,17 @@ def _operation(scope: Scope) -> str:
     last: str = scope["path"].rpartition("/")[2]
     if last.endswith(":promote"):
         return "promote"
-    return "sample" if last == "completions" else last
+    if last == "completions":
+        return "sample"
+    return "hot_load_status" if last == "hot_load" and scope["method"] == "GET" else last
+
+
+def _job_of(scope: Scope) -> str:
+    """The dedicated job whose trainer a request is for. Raises InvalidInput."""
+    _, found, rest = scope["path"].partition("/training/v1/rlorTrainerJobs/")
+    if not found:
+        raise InvalidInput(f"{scope['path']} is no request to a trainer job")
+    return str(rest.split("/")[1])
 
 
 async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:

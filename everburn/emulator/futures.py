@@ -10,6 +10,7 @@ Used on the event loop only. Does not own what an operation does or the thread i
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,8 @@ class OperationQueue:
         self._waiting: dict[int, Operation] = {}
         self._next = 1
         self._running = False
+        self._repeated: deque[Operation] = deque()
+        self._repeating = False
         self._closed = False
         self._stalled_since: float | None = None
         self._broken: SequenceBroken | None = None
@@ -104,10 +107,17 @@ class OperationQueue:
         self._waiting[operation.seq_id] = operation
         self._advance()
 
+    def repeat(self, operation: Operation) -> None:
+        """Run an operation that has been submitted before a second time, behind the first: what a
+        server does that can't tell a repetition from a new operation."""
+        self._repeated.append(operation)
+        self._advance()
+
     def finished(self) -> None:
         """The running operation has its result."""
         self._running = False
-        self._next += 1
+        self._next += not self._repeating
+        self._repeating = False
         self._advance()
 
     def close(self) -> None:
@@ -131,6 +141,10 @@ class OperationQueue:
 
     def _advance(self) -> None:
         if self._running or self._closed:
+            return
+        if self._repeated and self._repeated[0].seq_id < self._next:
+            self._running = self._repeating = True
+            self._start(self._repeated.popleft())
             return
         operation = self._waiting.pop(self._next, None)
         if operation is not None:

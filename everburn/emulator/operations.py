@@ -18,6 +18,7 @@ from everburn.emulator.datums import Submission, parse_submission
 from everburn.emulator.engine import Engine, Outcome, TrainingState
 from everburn.emulator.errors import (
     CheckpointMismatch,
+    CheckpointNotFound,
     InvalidInput,
     NameTaken,
     UnsupportedOperation,
@@ -29,6 +30,9 @@ from everburn.emulator.spec import AdamSettings, ModelSpec, Normalization
 
 T = TypeVar("T")
 Body = Mapping[str, Any]
+
+CROSS_JOB = "cross_job://"
+SNAPSHOT_TYPES = ("base", "delta", "merged_base")
 
 CAPABILITIES: Mapping[str, Any] = {
     "comms": "v1",
@@ -48,11 +52,18 @@ def at_once(action: Callable[[], T]) -> Work[T]:
     return action()
 
 
-def create_engine(bases: Bases, body: Body) -> Work[Engine]:
-    """The engine of a create_model request; may take minutes if the base model must be made."""
+def create_engine(bases: Bases, body: Body, job_rank: int | None = None) -> Work[Engine]:
+    """The engine of a create_model request; may take minutes if the base model must be made.
+
+    job_rank: of a dedicated job, which was made for adapters up to it, or for full parameters (0).
+    """
 
     def create() -> Engine:
         spec = _spec(body)
+        if job_rank is not None and not spec.frozen and not _fits(spec.rank, job_rank):
+            raise InvalidInput(
+                f"a model of LoRA rank {spec.rank} doesn't fit a trainer job of rank {job_rank}"
+            )
         return Engine(bases.get(spec.base_model), spec)
 
     return at_once(create)
@@ -90,15 +101,23 @@ def save_weights(model: Model, store: CheckpointStore, account: str, body: Body)
     return at_once(save)
 
 
-def load_weights(model: Model, store: CheckpointStore, account: str, body: Body) -> Work[Result]:
+def load_weights(
+    model: Model,
+    store: CheckpointStore,
+    account: str,
+    body: Body,
+    runs_of_job: Callable[[str], list[str]],
+    *,
+    keep_gradients: bool = False,
+) -> Work[Result]:
+    """runs_of_job: of a trainer job, oldest first; resolves `cross_job://<job>/<name>`."""
+
     def load() -> Result:
         path = wire.text(body, "path")
-        if path.startswith("cross_job://"):
-            raise UnsupportedOperation(
-                f"{path!r} names a checkpoint of a dedicated trainer job; serverless loads names "
-                "and <account>/<run>/<name>"
-            )
-        ref = CheckpointRef.parse(path, account=account, run=model.run)
+        if path.startswith(CROSS_JOB):
+            ref = _of_another_job(path, account, store, runs_of_job)
+        else:
+            ref = CheckpointRef.parse(path, account=account, run=model.run)
         if ref in model.session.snapshots:
             raise CheckpointMismatch(
                 f"{ref} is a sampler snapshot: it holds no optimizer state and can't be loaded as "
@@ -108,14 +127,15 @@ def load_weights(model: Model, store: CheckpointStore, account: str, body: Body)
             raise CheckpointMismatch(
                 f"checkpoint {ref} doesn't fit this model: {'; '.join(differences)}"
             )
-        model.engine.load(store.load(ref), optimizer=wire.flag(body, "optimizer", False))
+        optimizer = wire.flag(body, "optimizer", False)
+        model.engine.load(store.load(ref), optimizer=optimizer, keep_gradients=keep_gradients)
         return {"type": "load_weights", "path": str(ref)}
 
     return at_once(load)
 
 
 def sampler_weights(
-    model: Model, account: str, body: Body
+    model: Model, account: str, body: Body, *, dedicated: bool = False
 ) -> Work[tuple[CheckpointRef, SamplerWeights]]:
     """The weights of a save_weights_for_sampler request, and the reference to publish them
     under.
@@ -123,17 +143,48 @@ def sampler_weights(
 
     def copy() -> tuple[CheckpointRef, SamplerWeights]:
         kind = body.get("checkpoint_type", "base")
-        if kind not in ("base", "delta"):
+        if kind not in SNAPSHOT_TYPES if dedicated else kind not in ("base", "delta"):
             raise UnsupportedOperation(
-                f"checkpoint_type {kind!r} is not supported by the emulator, which serves every "
-                "snapshot from memory; use base or delta"
+                f"checkpoint_type {kind!r} is not supported here; use base or delta, or, on a "
+                "dedicated trainer job, merged_base"
+            )
+        if dedicated and kind == "delta" and (model.spec.rank or model.exported is None):
+            raise UnsupportedOperation(
+                "a delta needs a full-parameter model that has exported a base: adapters are "
+                "exported whole"
             )
         ref = _new_ref(model, account, body)
         if ref in model.session.snapshots:
             raise NameTaken(f"sampler snapshot {ref} exists; choose a new name")
-        return ref, model.engine.sampler_weights()
+        weights = model.engine.sampler_weights()
+        return ref, _folded(model, weights) if kind == "merged_base" else weights
 
     return at_once(copy)
+
+
+def _folded(model: Model, weights: SamplerWeights) -> SamplerWeights:
+    """The adapter folded into the base model, as full parameters."""
+    ups = [tensor for name, tensor in weights.tensors.items() if ".lora_B." in name]
+    if not any(bool(up.any()) for up in ups):
+        raise InvalidInput("merged_base needs an adapter that differs from a new one")
+    merged = model.engine.base.merged(weights)
+    return SamplerWeights({name: tensor.detach() for name, tensor in merged.items()}, None)
+
+
+def _of_another_job(
+    path: str, account: str, store: CheckpointStore, runs_of_job: Callable[[str], list[str]]
+) -> CheckpointRef:
+    """The newest checkpoint that a `cross_job://<job>/<name>` can mean."""
+    job, _, name = path.removeprefix(CROSS_JOB).partition("/")
+    for run in reversed(runs_of_job(job)):
+        ref = CheckpointRef.parse(name, account=account, run=run)
+        if store.has(ref):
+            return ref
+    raise CheckpointNotFound(f"trainer job {job} has saved no checkpoint {name!r}")
+
+
+def _fits(rank: int, job_rank: int) -> bool:
+    return 0 < rank <= job_rank if job_rank else rank == 0
 
 
 def load_adapter(model: Model, models: ModelStore, body: Body) -> Work[Result]:

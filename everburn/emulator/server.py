@@ -3,6 +3,9 @@
 /v1/...                              control plane (control_plane.py)
 /training/v1/serverless/api/v1/...   training (training.py)
 /training/v1/serverless/inference/.. sampling (completions.py)
+/training/v1/rlorTrainerJobs/...     training on a dedicated job; jobs, deployments, hotload:
+                                     dedicated.py
+/inference/...                       sampling at a deployment
 /emulator/...                        tests only (admin.py), with --enable-faults
 """
 
@@ -20,6 +23,7 @@ from everburn.emulator import wire
 from everburn.emulator.admin import admin_routes
 from everburn.emulator.completions import CompletionsRoute
 from everburn.emulator.control_plane import control_plane_routes
+from everburn.emulator.dedicated import managed_routes
 from everburn.emulator.errors import EmulatorError
 from everburn.emulator.faults import FaultPlan, FaultyApp
 from everburn.emulator.service import Emulator, EmulatorSettings
@@ -53,10 +57,12 @@ def create_app(settings: EmulatorSettings) -> FastAPI:
     app.add_exception_handler(EmulatorError, _on_error)
     app.include_router(training_routes(emulator), prefix=SERVERLESS)
     app.include_router(control_plane_routes(emulator))
-    completions = Route(
-        f"{SERVERLESS}/inference/v1/completions", CompletionsRoute(emulator), methods=["POST"]
-    )
-    app.router.routes.insert(0, completions)  # the busiest; routes are tried in order
+    app.include_router(managed_routes(emulator))
+    for prefix in (SERVERLESS, ""):
+        completions = Route(
+            f"{prefix}/inference/v1/completions", CompletionsRoute(emulator), methods=["POST"]
+        )
+        app.router.routes.insert(0, completions)  # the busiest; routes are tried in order
 
     if settings.enable_faults:
         plan = FaultPlan()

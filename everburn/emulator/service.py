@@ -22,11 +22,13 @@ from everburn.emulator.compute import ComputeThread, Work
 from everburn.emulator.decoder import Decoder
 from everburn.emulator.distribution import SamplingParams
 from everburn.emulator.engine import Engine
-from everburn.emulator.errors import EmulatorError, NotFound, failed_result
+from everburn.emulator.errors import EmulatorError, InvalidInput, NotFound, failed_result
 from everburn.emulator.futures import Operation, OperationQueue, Promise, Result
-from everburn.emulator.models import ModelStore
+from everburn.emulator.managed import Export, Managed, SharedModel
+from everburn.emulator.models import ModelStore, PromotedModel
 from everburn.emulator.sampler import Batch, Ticket, check_request
 from everburn.emulator.sessions import Model, Session, Sessions, Snapshot
+from everburn.emulator.unknowns import Unknowns
 
 T = TypeVar("T")
 
@@ -70,6 +72,8 @@ class Emulator:
         self.sessions = Sessions()
         self.checkpoints = CheckpointStore(settings.home, settings.account)
         self.models = ModelStore(settings.home, settings.account)
+        self.managed = Managed(settings.home, settings.account, self._stop_process)
+        self.unknowns = Unknowns()
         self.completions: Counter[str] = Counter()
         """Sampling requests that were finished or cancelled."""
         self._bases = Bases()
@@ -131,26 +135,71 @@ class Emulator:
         seq_id = wire.integer(body, "seq_id")
         fingerprint = hashlib.blake2b(raw, digest_size=16).digest()
         known = model.queue.find(seq_id, fingerprint)
-        if known is not None:
+        if known is not None and not self.unknowns.applies_repetitions:
             return known
         promise = model.session.promise()
+        operation = Operation(name, seq_id, fingerprint, promise, start)
         try:
-            model.queue.put(Operation(name, seq_id, fingerprint, promise, start))
+            (model.queue.put if known is None else model.queue.repeat)(operation)
         except EmulatorError as error:
             promise.resolve(wire.encode(failed_result(error)))
         return promise
 
     def publish(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
-        """Work that takes a snapshot of a model and makes it known to its session."""
-        ref, weights = yield from operations.sampler_weights(model, self.settings.account, body)
+        """Work that takes a snapshot of a model and makes it known to its session, or to the
+        deployment of its job."""
+        dedicated = model.session.job is not None
+        ref, weights = yield from operations.sampler_weights(
+            model, self.settings.account, body, dedicated=dedicated
+        )
         earlier = model.session.snapshots_of(model)
         if model.stale and earlier:
             weights = earlier[-1].weights
         created = datetime.now(UTC).isoformat()
         snapshot = Snapshot(ref, model.engine.base, model.spec, weights, created)
+        if model.session.job is not None:
+            kind = str(body.get("checkpoint_type", "base"))
+            export = Export(ref.name, snapshot, kind, model.exported if kind == "delta" else None)
+            self._loop.call_soon_threadsafe(self._export, model, export)
+            return {"type": "save_weights_for_sampler", "path": ref.name}
         # Before the result: the loop runs callbacks in order, so who sees the result can sample.
         self._loop.call_soon_threadsafe(model.session.snapshots.__setitem__, ref, snapshot)
         return {"type": "save_weights_for_sampler", "path": str(ref)}
+
+    def load_weights(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
+        """Work that loads a checkpoint, of this model's run or of another's."""
+
+        def runs_of_job(job_id: str) -> list[str]:
+            if model.session.job is None:
+                raise InvalidInput(
+                    "cross_job:// names a checkpoint of a dedicated trainer job; serverless loads "
+                    "names and <account>/<run>/<name>"
+                )
+            return self.managed.job(job_id).runs
+
+        return operations.load_weights(
+            model,
+            self.checkpoints,
+            self.settings.account,
+            body,
+            runs_of_job,
+            keep_gradients=self.unknowns.keeps_gradients,
+        )
+
+    async def promote(self, snapshot: Snapshot, body: Mapping[str, Any]) -> PromotedModel:
+        """Make a model of a snapshot, as a promotion's body asks for.
+
+        Raises InvalidInput, AlreadyExists.
+        """
+        trained_on = snapshot.spec.base_model
+        if (base := wire.text(body, "base_model")) != trained_on:
+            raise InvalidInput(f"{snapshot.ref} was trained on {trained_on}, not on {base}")
+        name, source = wire.text(body, "output_model"), str(snapshot.ref)
+        return await self.compute(
+            operations.at_once(
+                lambda: self.models.add(name, snapshot.spec, snapshot.weights, source)
+            )
+        )
 
     def unload(self, model: Model) -> Promise:
         """Forget a model and its snapshots."""
@@ -164,6 +213,16 @@ class Emulator:
         """End a session now."""
         snapshots = self.sessions.expire(session_id)
         self._forget(snapshots, NotFound(f"session {session_id} has ended, with its snapshots"))
+
+    def _stop_process(self, job_id: str) -> None:
+        """End a dedicated job's process: what its sessions held is gone."""
+        for session_id in self.sessions.of_job(job_id):
+            self.expire(session_id)
+
+    def _export(self, model: Model, export: Export) -> None:
+        assert model.session.job is not None
+        self.managed.export(self.managed.job(model.session.job), export)
+        model.exported = export.identity
 
     async def base(self, name: str) -> Base:
         """A base model, loaded if necessary. Raises InvalidInput for unknown names."""
@@ -194,14 +253,34 @@ class Emulator:
         self, session: Session, model_seq_id: int, body: Mapping[str, Any], promise: Promise
     ) -> None:
         try:
-            engine = await self.compute(operations.create_engine(self._bases, body))
-            model = self._model(session, model_seq_id, engine)
+            if session.job is None:
+                engine = await self.compute(operations.create_engine(self._bases, body))
+                model = self._model(session, model_seq_id, engine)
+            else:
+                model = await self._dedicated_model(session, session.job, model_seq_id, body)
             self.sessions.add_model(model)
         except Exception as error:
             promise.resolve(_failure("create_model", error))
         else:
             result = {"type": "create_model", "model_id": model.model_id, **operations.CAPABILITIES}
             promise.resolve(wire.encode(result))
+
+    async def _dedicated_model(
+        self, session: Session, job_id: str, model_seq_id: int, body: Mapping[str, Any]
+    ) -> Model:
+        job = self.managed.running_job(job_id)
+        engine = await self.compute(operations.create_engine(self._bases, body, job.rank))
+        spec = engine.spec
+        shares = self.unknowns.shares_full_parameters and not spec.rank and not spec.frozen
+        if shares:
+            job.shared = job.shared or SharedModel(engine)
+            engine = job.shared.engine
+        model = self._model(session, model_seq_id, engine)
+        if shares and job.shared is not None:
+            model.turn = job.shared.turn
+        if not spec.frozen:
+            self.managed.remember(job, model.run)
+        return model
 
     def _model(self, session: Session, model_seq_id: int, engine: Engine) -> Model:
         # A frozen model is no training run: the SDK tells them apart by the id.
@@ -214,7 +293,8 @@ class Emulator:
     async def _execute(self, model: Model, operation: Operation) -> None:
         """Run an operation whose turn has come."""
         try:
-            payload = await self.compute(_encoded(operation.start()))
+            async with model.turn:
+                payload = await self.compute(_encoded(operation.start()))
         except Exception as error:
             payload = _failure(operation.name, error)
             model.failed[operation.name] += 1
@@ -234,6 +314,7 @@ class Emulator:
             self._compute.forget(snapshot, reason)
 
     def _reap(self) -> None:
+        self.managed.stop_idle_jobs()
         for session_id in self.sessions.overdue(self.settings.session_ttl):
             log.warning("session %s expired: no sign of life", session_id)
             self.expire(session_id)

@@ -6,6 +6,7 @@ does. After a restart of the server every session is unknown.
 Used on the event loop only. Does not own the computations (`operations.py`).
 """
 
+import asyncio
 import time
 import uuid
 from collections import Counter
@@ -40,6 +41,10 @@ class Model:
     session: "Session"
     engine: Engine
     queue: OperationQueue
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the operation that runs; models that share an engine share it, too."""
+    exported: str | None = None
+    """Identity of the last sampler snapshot, which the next delta builds on."""
     applied: Counter[str] = field(default_factory=Counter)
     """Operations that succeeded, by name."""
     failed: Counter[str] = field(default_factory=Counter)
@@ -60,6 +65,8 @@ class Model:
 class Session:
     session_id: str
     last_seen: float
+    job: str | None = None
+    """The dedicated trainer job in whose memory it lives."""
     models: dict[str, Model] = field(default_factory=dict)
     snapshots: dict[CheckpointRef, Snapshot] = field(default_factory=dict)
     promises: dict[str, Promise] = field(default_factory=dict)
@@ -89,8 +96,10 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._live.values()))
 
-    def create(self) -> Session:
-        session = Session(f"ts-{uuid.uuid4().hex[:12]}", time.monotonic())
+    def create(self, job: str | None = None) -> Session:
+        """A session of the serverless service, or of a dedicated trainer job."""
+        kind = "ts" if job is None else "sess"
+        session = Session(f"{kind}-{uuid.uuid4().hex[:12]}", time.monotonic(), job)
         self._live[session.session_id] = session
         return session
 
@@ -174,6 +183,10 @@ class Sessions:
         for promise in session.promises.values():
             promise.abandon()
         return list(session.snapshots.values())
+
+    def of_job(self, job: str) -> list[str]:
+        """Ids of the sessions in a job's memory."""
+        return [session.session_id for session in self if session.job == job]
 
     def overdue(self, seconds: float) -> list[str]:
         """Ids of sessions without a sign of life for `seconds`."""

@@ -1,7 +1,7 @@
 """Routes of the training protocol (Tinker's JSON under /api/v1).
 
-Owns which request names which operation, and the shape of the replies. A new surface (the dedicated
-trainer) mounts the same router under another prefix.
+Owns which request names which operation, and the shape of the replies. The serverless service and
+every dedicated trainer job (dedicated.py) have the same ones, under prefixes of their own.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def training_routes(emulator: Emulator) -> APIRouter:
         "forward_backward": operations.forward_backward,
         "optim_step": operations.optim_step,
         "save_weights": lambda model, body: operations.save_weights(model, store, account, body),
-        "load_weights": lambda model, body: operations.load_weights(model, store, account, body),
+        "load_weights": emulator.load_weights,
         "save_weights_for_sampler": emulator.publish,
         "load_adapter": lambda model, body: operations.load_adapter(model, emulator.models, body),
     }
@@ -51,8 +51,8 @@ def training_routes(emulator: Emulator) -> APIRouter:
         return wire.reply({"status": "ok"})
 
     @router.post("/create_session")
-    async def create_session() -> Response:
-        session = emulator.sessions.create()
+    async def create_session(request: Request) -> Response:
+        session = emulator.sessions.create(request.path_params.get("job"))
         return wire.reply({"type": "create_session", "session_id": session.session_id})
 
     @router.post("/session_heartbeat")

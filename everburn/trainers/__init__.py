@@ -79,10 +79,12 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Sampler weights: `path` names them, `handle` opens a sampler on them (no credentials)."""
+    """Sampler weights: `path` names them, `handle` opens a sampler on them (no credentials);
+    `shared` where the handle serves whatever was published last."""
 
     path: str
     handle: str
+    shared: bool = False
 
 
 class Trainer(Protocol):

@@ -42,6 +42,7 @@ from everburn.trainers.errors import QUOTA_PATIENCE, describe, signs_of, transla
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
+    from fireworks.training.sdk.fireworks_client import FireworksClient
 
 log = logging.getLogger(__name__)
 
@@ -217,11 +218,7 @@ class ServerlessTrainer:
         key, url = api_key(self._config), control_url(self._config)
         with FireworksClient(api_key=key, base_url=url) as control:
             try:
-                rows = control.list_training_session_checkpoints(
-                    f"accounts/{control.account_id}/trainingSessions/{self.session}"
-                )
-                name = _listed(rows, snapshot)
-                model = control.promote_session_checkpoint(name, model_id, self._config.base_model)
+                model = self._promoted(control, snapshot, model_id)
             except Exception as error:
                 if again and signs_of(error).status == 409:
                     return f"accounts/{control.account_id}/models/{model_id}"
@@ -229,6 +226,14 @@ class ServerlessTrainer:
                     f"{snapshot} isn't promoted to model {model_id}: {describe(error)}"
                 ) from error
         return str(model["name"])
+
+    def _promoted(self, control: "FireworksClient", snapshot: str, model_id: str) -> dict[str, Any]:
+        """The control plane's record of the new model."""
+        rows = control.list_training_session_checkpoints(
+            f"accounts/{control.account_id}/trainingSessions/{self.session}"
+        )
+        name = str(listed(rows, snapshot)["name"])
+        return dict(control.promote_session_checkpoint(name, model_id, self._config.base_model))
 
     async def save_checkpoint(self, name: str) -> str:
         with self._translated("save_state"):
@@ -361,10 +366,10 @@ async def _echoed(sampler: Any, tokens: list[int]) -> Any:
         await asyncio.sleep(SERVED_INTERVAL)
 
 
-def _listed(rows: list[dict[str, Any]], snapshot: str) -> str:
-    """The control plane's name of a snapshot."""
+def listed(rows: list[dict[str, Any]], snapshot: str) -> dict[str, Any]:
+    """The control plane's row of a snapshot, by its path or name."""
     last = snapshot.rpartition("/")[2]
-    found = [str(row["name"]) for row in rows if str(row["name"]).endswith(f"/{last}")]
+    found = [row for row in rows if str(row["name"]).endswith(f"/{last}")]
     if not found:
         raise ValueError("its session doesn't list it")
     return found[0]

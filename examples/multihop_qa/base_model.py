@@ -7,6 +7,7 @@ to go on.
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from everburn.emulator.recipe import Demonstration, Recipe, Shape
 from everburn.emulator.vocabulary import END, PAD
@@ -44,7 +45,8 @@ def demonstrations(rng: random.Random) -> Iterator[Demonstration]:
         yield conversation(row(rng), rng)
 
 
-def conversation(asked: dict, rng: random.Random) -> Demonstration:
+def conversation(asked: dict[str, Any], rng: random.Random) -> Demonstration:
+    """To the answer, right or guessed; `asked` is a row."""
     question = asked["messages"][0]["content"]
     *_, relation, _, person, verb = question.rstrip("?").split()
     paragraphs = Search(asked["context"])

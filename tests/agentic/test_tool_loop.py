@@ -96,6 +96,7 @@ async def test_a_tool_can_end_the_episode(chat_tokenizer: Any) -> None:
     episode, policy = await play(chat_tokenizer, [two], environment)
 
     assert (episode.ended, environment.count, episode.tool_calls) == ("done", 12, 2)
+    assert episode.run(1.0).answer is None, "the sampled text is shown instead"
     assert len(policy.prompts) == 1
 
 
@@ -276,7 +277,9 @@ async def test_plain_text_does_without_a_chat_template(plain_tokenizer: Any) -> 
         [environment.add],
         on_malformed=lambda call: "a number",
     )
-    (segment,) = episode.run(1.0).segments
+    run = episode.run(1.0)
+    (segment,) = run.segments
+    assert run.answer == "9"
     assert plain_tokenizer.decode(segment.tokens) == "go?4\n4?x\na number?9\n"
     assert (episode.ended, environment.count, episode.malformed) == ("done", 13, 1)
 

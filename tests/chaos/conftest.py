@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.processes import Stack
-from chaos.harness import Chaos, open_stack
+from chaos.harness import Chaos, open_stack, process_command
 
 HERE = Path(__file__).parent
 
@@ -33,3 +33,12 @@ async def chaos(chaos_stack: Stack) -> AsyncIterator[Chaos]:
     await opened.begin()
     yield opened
     await opened.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def standby(chaos_stack: Stack) -> AsyncIterator[None]:
+    """A second trainer worker: one holds, the other stands by."""
+    command = process_command("worker", "trainer", "--address", chaos_stack.address)
+    chaos_stack.processes.start("trainer-2", command)
+    yield
+    chaos_stack.processes.stop("trainer-2")

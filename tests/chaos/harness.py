@@ -7,7 +7,7 @@ hold them to what must be true at the end (benchmarks/audit.py).
 import itertools
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,9 @@ from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import ROWS_KEY, RunRef
 from everburn.store import ArtifactStore
 from everburn.verification import Verified
+from support.histories import replay, run_histories
 from support.waiting import until
+from workers.plugin import everburn_plugin
 from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
@@ -72,9 +74,9 @@ class Run:
     def executions(self) -> list[Execution]:
         return list(read_executions(self.executed))
 
-    async def result(self) -> RunResult:
+    async def result(self, patience: float = PATIENCE) -> RunResult:
         try:
-            return await result_of(self.handle, PATIENCE)
+            return await result_of(self.handle, patience)
         except TimeoutError:
             raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
 
@@ -162,9 +164,17 @@ class Chaos:
         assert isinstance(found, list)
         return found
 
+    async def admin(self, path: str, **body: Any) -> None:
+        """Change how the emulator behaves (everburn/emulator/admin.py)."""
+        await self._emulator("POST", path, body)
+
+    async def state(self) -> dict[str, Any]:
+        """What lives in the emulator."""
+        return await self._emulator("GET", "state")
+
     async def sessions(self) -> dict[str, Any]:
         """The trainer sessions that live in the emulator."""
-        found = (await self._emulator("GET", "state"))["sessions"]
+        found = (await self.state())["sessions"]
         assert isinstance(found, dict)
         return found
 
@@ -185,16 +195,27 @@ class Chaos:
         self.runs.append(run)
         return run
 
-    async def survived(self, run: Run, steps: int = 4) -> Verified:
-        """The run completes, its troubles all happened, and it is what it should be."""
-        result = await run.result()
+    async def survived(
+        self,
+        run: Run,
+        steps: int = 4,
+        patience: float = PATIENCE,
+        again: Collection[int] = (),
+    ) -> Verified:
+        """The run completes, its troubles all happened, and it is what it should be. again: rows
+        that were begun anew on purpose."""
+        result = await run.result(patience)
         assert result.steps == steps
         for trouble in self.troubles:
             assert trouble.met, f"nobody came to {trouble.plan}"
         await self.emulator_answers()
-        verified = await audit(run.ref, self.stack, run.executed)
+        verified = await audit(run.ref, self.stack, run.executed, again)
         if not any(death.name.startswith("trainer") for death in self.deaths):
             await self.no_session_left()
+        # What the workflows did over all this, their code does again.
+        first = run.handle.first_execution_run_id
+        assert first is not None
+        await replay(await run_histories(self.stack.client, run.ref.id, first), [everburn_plugin()])
         return verified
 
     @property

@@ -1,21 +1,8 @@
 """A lease's holder that stands still until another has taken over, and then comes back."""
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
-from benchmarks.processes import Stack
-from chaos.harness import Chaos, process_command
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def standby(chaos_stack: Stack) -> AsyncIterator[None]:
-    """A second trainer worker: one holds, the other stands by."""
-    command = process_command("worker", "trainer", "--address", chaos_stack.address)
-    chaos_stack.processes.start("trainer-2", command)
-    yield
-    chaos_stack.processes.stop("trainer-2")
+from chaos.harness import Chaos
 
 
 @pytest.mark.chaos

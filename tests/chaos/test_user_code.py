@@ -6,6 +6,7 @@ import pytest
 
 from chaos.harness import Chaos, Run, process_command
 from chaos.tasks import PLACE
+from workflows.prompt_group import MAX_LOSSES
 
 TASK = "chaos.tasks"
 
@@ -23,11 +24,13 @@ async def test_code_that_ends_its_process_is_run_by_the_next(chaos: Chaos) -> No
 
 @pytest.mark.chaos
 async def test_code_that_crashes_its_process_each_time_is_given_up(chaos: Chaos) -> None:
-    """A row that kills its worker doesn't do so for ever; its completion counts as failed."""
+    """A row that kills its worker doesn't do so for ever; its completion counts as failed. Each of
+    the ten deaths takes a heartbeat timeout to be noticed."""
     run = await chaos.start(
         task=TASK, rows=4, min_group_size=4, extras={"mischief": "crash", "always": True}
     )
-    await chaos.survived(run, steps=2)
+    await chaos.survived(run, steps=2, patience=600)
+    assert len(chaos.deaths) >= MAX_LOSSES
 
 
 @pytest.mark.chaos
@@ -78,7 +81,7 @@ async def test_code_that_exits_is_a_fatal_error_that_can_be_mended(chaos: Chaos)
     assert "row 2 · completion 1" in str(held.error)
     assert "SystemExit" in str(held.error)
     await run.handle.execute_update("resume")
-    await chaos.survived(run)
+    await chaos.survived(run, again={PLACE[0]})
     assert len(chaos.stack.processes.deaths) == deaths, "the worker went on"
 
 

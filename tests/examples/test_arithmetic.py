@@ -1,16 +1,11 @@
-"""The arithmetic example: its grader, its rows, its prompts and its configurations."""
-
-import json
-from pathlib import Path
+"""The arithmetic example: its grader, its rows and its prompts."""
 
 import pytest
 from transformers import AutoTokenizer
 
-from everburn.config import parse_config
 from everburn.emulator import base_model
 from examples.arithmetic.task import expected, grade_final_integer, products, render, sums
 
-FOLDER = Path(__file__).parents[2] / "examples" / "arithmetic"
 RIGHT = 15_637_837
 
 
@@ -79,9 +74,3 @@ def test_a_plain_model_gets_plain_text_and_a_chat_model_its_template() -> None:
 def test_expected_answers() -> None:
     assert expected({"a": 47, "operator": "+", "b": 85}) == 132
     assert expected({"a": 1234, "operator": "*", "b": 5678}) == 7_006_652
-
-
-@pytest.mark.parametrize("name", ["run.json", "run.fireworks.json"])
-def test_the_configurations_are_valid(name: str) -> None:
-    config = parse_config(json.loads((FOLDER / name).read_text()))
-    assert config.warnings() == []

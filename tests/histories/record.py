@@ -6,6 +6,7 @@ them again when a change to that code is not meant to go on with old runs. Nothi
 which machine they were recorded.
 """
 
+import asyncio
 import base64
 import gzip
 import json
@@ -30,6 +31,7 @@ from workflows.train_run import TrainRun
 HERE = Path(__file__).parent
 OFTEN = "limit.historyCount.suggestContinueAsNew=150"
 MACHINE = f"{os.getpid()}@{platform.node()}"
+PATIENCE = 180.0
 GROUPS_KEPT = ("row-0", "row-1.", "row-2.")
 
 
@@ -87,7 +89,8 @@ async def an_eventful_run(farm: Farm) -> Run:
         evaluation_interval=4,
         dcp_save_interval=3,
     )
-    result = await run.result()
+    # The first run of a process waits for its imports.
+    result = await asyncio.wait_for(run.handle.result(), PATIENCE)
     assert result.rows == 16
     assert {entry.epoch for entry in run.ledger} == {1, 2}
     return run
@@ -119,11 +122,9 @@ async def a_held_run(farm: Farm) -> Run:
 
 async def histories(farm: Farm, run: Run) -> dict[str, WorkflowHistory]:
     """Of each execution of the run, of a few groups, and of its other children, by name."""
-    first = run.handle.first_execution_run_id
-    assert first is not None
     found: dict[str, WorkflowHistory] = {}
     executions = 0
-    for history in await run_histories(farm.client, run.id, first):
+    for history in await run_histories(farm.client, run.id, run.first_execution):
         name = history.workflow_id.removeprefix(run.id).removeprefix("/")
         if not name:
             executions += 1

@@ -1,5 +1,6 @@
 """Prepared batches: what `prepare_batch` is given, what it may return, and what is kept of it."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,26 @@ async def test_a_sequence_of_one_token_has_nothing_to_score(run: RunRef):
 
     with pytest.raises(ValueError, match=r"sequence 1 has 1 token\(s\); two are needed"):
         await prepare(run, function)
+
+
+async def test_an_error_of_the_trainer_is_raised_whatever_the_function_makes_of_it(run: RunRef):
+    async def lost(sequences: list[list[int]]) -> list[list[float]]:
+        raise ConnectionError("the session is gone")
+
+    async def careless(batch: Batch) -> Any:
+        with contextlib.suppress(ConnectionError):
+            await batch.logprobs([[1, 2]])
+        return [[[1.0], [1.0, 1.0]], [[1.0], [1.0, 1.0]]]
+
+    async def stumbling(batch: Batch) -> Any:
+        try:
+            return await batch.logprobs([[1, 2]])
+        except ConnectionError as error:
+            raise KeyError("what now") from error
+
+    for function in (careless, stumbling):
+        functions["current"] = function
+        here = Entrypoint(name=f"{__name__}:named", kwargs={"name": "current"})
+        with pytest.raises(ConnectionError, match="the session is gone"):
+            await prepare_batch(run, 5, KEYS, here, lost)
+    assert ArtifactStore.of(run).keys("steps/000005") == []

@@ -27,11 +27,12 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
 from temporalio.service import RPCError
-from temporalio.worker import Worker, WorkflowRunner
+from temporalio.worker import Worker, WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from activities.messages import LeaseRef
 from activities.rollouts import RolloutActivities
-from activities.trainer import TrainerActivities, open_serverless
+from activities.trainer import TrainerActivities, open_session
 from everburn import metrics
 from everburn.config import RunConfig
 from everburn.learning.group import GroupManifest
@@ -67,6 +68,12 @@ class Run:
     @property
     def trainer(self) -> ScriptedTrainer:
         return self.script.trainer
+
+    @property
+    def first_execution(self) -> str:
+        """The Temporal run id of its first execution."""
+        assert self.handle.first_execution_run_id is not None
+        return self.handle.first_execution_run_id
 
     async def result(self) -> RunResult:
         try:
@@ -217,6 +224,16 @@ async def open_farm(
         yield Farm(client, plugins, tokenizer)
 
 
+class NoCache(SimplePlugin):
+    """Workers that keep no workflow in memory: every task replays its whole history."""
+
+    def __init__(self) -> None:
+        super().__init__("no cache")
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        return {**super().configure_worker(config), "max_cached_workflows": 0}
+
+
 def shared_workflow_modules() -> SimplePlugin:
     """Lets workflows see the constants that a test sets in a workflow module. Else the sandbox
     imports these modules anew, with their constants as written."""
@@ -252,8 +269,8 @@ def _workers(
         ]
 
 
-async def _open_trainer(config: RunConfig) -> Trainer:
+async def _open_trainer(ref: LeaseRef, config: RunConfig) -> Trainer:
     """The run's scripted trainer; for a run that names a real model, a session at its backend."""
     if config.base_model == SCRIPTED:
         return await scripts[str(config.extras["script"])].trainer.open()
-    return await open_serverless(config)
+    return await open_session(ref, config)

@@ -2,9 +2,12 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from everburn.emulator.recipe import Demonstration, Recipe, Shape
 from everburn.emulator.vocabulary import END, PAD
+from examples.frozen_lake import base_model as frozen_lake
+from examples.multihop_qa import base_model as multihop_qa
 
 
 def greeting() -> Recipe:
@@ -31,3 +34,25 @@ def greetings(rng: random.Random) -> Iterator[Demonstration]:
 
 def no_recipe() -> str:
     return "a cake"
+
+
+def hasty_walker() -> Recipe:
+    """The frozen lake's, much smaller, and after a glance at the demonstrations."""
+    return _hasty(frozen_lake.recipe())
+
+
+def hasty_reader() -> Recipe:
+    """That for multi-hop questions, likewise."""
+    return _hasty(multihop_qa.recipe())
+
+
+def _hasty(recipe: Recipe) -> Recipe:
+    return replace(
+        recipe,
+        name=f"hasty-{recipe.name}",
+        shape=replace(recipe.shape, layers=1, width=32, inner=64, heads=2, kv_heads=1),
+        steps=60,
+        batch=16,
+        learning_rate=0.01,
+        warmup=5,
+    )

@@ -120,6 +120,15 @@ async def test_a_result_that_never_comes_ends_the_lease(
         await trainer.forward_backward([a_datum()], "grpo", {})
 
 
+async def test_a_publication_has_a_deadline(
+    emulator: RunningEmulator, trainer: ServerlessTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.3)
+    emulator.plan_fault("save_weights_for_sampler", "delay", seconds=2)
+    with pytest.raises(TrainerStateLostError, match=r"save_weights_for_sampler: .* in time"):
+        await trainer.publish("policy-0000-e1")
+
+
 @pytest.mark.parametrize("operation", ["optim_step", "retrieve_future"])
 async def test_a_malformed_reply_ends_the_lease(
     emulator: RunningEmulator, trainer: ServerlessTrainer, operation: str

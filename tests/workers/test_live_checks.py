@@ -70,3 +70,15 @@ def test_no_key_and_no_server(emulator: RunningEmulator, monkeypatch: pytest.Mon
 def test_a_tokenizer_that_cannot_be_loaded(emulator: RunningEmulator, tmp_path: Any) -> None:
     found = answers(a_config(emulator.base_url, tokenizer_model=str(tmp_path)))
     assert found["tokenizer"][0] == "missing"
+
+
+def test_a_training_shape_is_looked_up(emulator: RunningEmulator) -> None:
+    shape = "accounts/fireworks/trainingShapes/some-shape"
+    config = a_config(
+        emulator.url, backend="dedicated", lora_rank=0, trainer={"training_shape": shape}
+    )
+    verdict, text = answers(config)["training shape"]
+    assert verdict == "ok" and text.startswith(f"{shape}/versions/")
+    emulator.plan_fault("versions", "status", status=404)
+    verdict, text = answers(config)["training shape"]
+    assert verdict == "missing" and "HTTP 404" in text

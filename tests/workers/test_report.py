@@ -72,6 +72,11 @@ def test_rows_without_figures_are_left_out() -> None:
     assert Comparison(None, None).table() is None
 
 
+def test_partial_rewards_have_a_mean() -> None:
+    before, after = report(sample(0, 4), sample(0.5, 4)), report(sample(1, 4), sample(0.75, 4))
+    assert rows(Comparison(before, after).table())["mean reward"] == ["0.250", "0.875"]
+
+
 def test_it_reads_the_files_of_a_run(tmp_path: Path) -> None:
     run = RunRef(store=str(tmp_path), id="sums-1")
     assert Comparison.of(run).table() is None

@@ -52,6 +52,7 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
     before = steps(everburn)
     assert len(before) < 20
     assert f"stopped after {len(before)} steps" in everburn.output
+    assert "checkpoint of step 0: everburn/run-" in everburn.output
 
     unknown = everburn("resume", "first", "--set", "init_from_checkpoint=state-99")
     assert unknown.returncode == 2

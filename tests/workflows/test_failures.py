@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from everburn import RecoverableRolloutError
+from everburn.failures import SnapshotGoneError
 from support.farm import Start
 from support.script import Draw, Script
 from workflows import prompt_group
@@ -30,6 +31,26 @@ async def test_a_recoverable_failure_is_tried_again_and_costs_nothing(start_tune
     await run.result()
     assert run.trained == ["0"]
     assert [len(run.script.draws(0, completion)) for completion in (0, 1)] == [3, 3]
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/trajectory_drops_total"] == 0
+    assert last["producer/recoverable_errors_total"] == 0
+
+
+async def test_a_missing_snapshot_is_never_a_failure(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """However long a recovery takes: it is tried more often than after any other loss."""
+    monkeypatch.setattr(prompt_group, "MAX_LOSSES", 2)
+
+    async def play(draw: Draw) -> float:
+        if draw.tries < 4:
+            raise SnapshotGoneError("policy version 0 isn't served")
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=1)
+    await run.result()
+    assert run.trained == ["0"]
+    assert all(not group.lost for group in run.groups)
     last = run.metrics("producer/event")[-1]
     assert last["producer/trajectory_drops_total"] == 0
     assert last["producer/recoverable_errors_total"] == 0

@@ -2,16 +2,9 @@
 
 from pathlib import Path
 
-from temporalio.plugin import SimplePlugin
-from temporalio.worker import WorkerConfig
-
-from support.farm import open_farm, register_namespace
+from support.farm import NoCache, open_farm, register_namespace
+from support.histories import replay, run_histories
 from support.script import Draw, Script
-
-
-class NoCache(SimplePlugin):
-    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
-        return {**super().configure_worker(config), "max_cached_workflows": 0}
 
 
 async def test_a_run_with_everything_in_it_replays_at_each_task(
@@ -26,7 +19,7 @@ async def test_a_run_with_everything_in_it_replays_at_each_task(
         keep=lambda group: group.row["row"] != 2,
     )
     await register_namespace(temporal_server, "uncached")
-    async with open_farm(temporal_server, "uncached", tiny_tokenizer, NoCache("no cache")) as farm:
+    async with open_farm(temporal_server, "uncached", tiny_tokenizer, NoCache()) as farm:
         run = await farm.start(
             script,
             tmp_path,
@@ -41,3 +34,4 @@ async def test_a_run_with_everything_in_it_replays_at_each_task(
         result = await run.result()
         assert (result.steps, result.rows) == (1, 4)
         assert sorted(run.trained) == ["0", "3"]
+        await replay(await run_histories(farm.client, run.id, run.first_execution), farm.plugins)

@@ -1,0 +1,55 @@
+"""Activities that look after a run's trainer job and deployment. Each is short: nobody waits in
+one.
+
+They run on trainer workers, any of them, and find what there is by the ids in the run's folder.
+"""
+
+import asyncio
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from activities.failure_types import final_errors
+from activities.messages import ResourceReadiness
+from activities.reconciliation import is_open
+from everburn.refs import RunRef
+
+
+class ProvisioningActivities:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @activity.defn
+    async def advance_resources(self, run: RunRef) -> ResourceReadiness:
+        """Do what can be done now towards a running job and a ready deployment."""
+        from everburn.run_folder import stored_config
+        from everburn.trainers import TrainerUnavailableError
+        from everburn.trainers.jobs import ResourcesRefusedError, RunResources
+
+        if not await self._is_wanted(run):
+            return ResourceReadiness(stage="unwanted", text="the run has ended")
+        with final_errors(TrainerUnavailableError):
+            resources = RunResources(run, stored_config(run))
+            try:
+                found = await asyncio.to_thread(resources.advance)
+            except ResourcesRefusedError as error:
+                return ResourceReadiness(stage="refused", text=str(error))
+        return ResourceReadiness(stage=found.stage, text=found.text, resumed=found.resumed)
+
+    @activity.defn
+    async def clean_up_resources(self, run: RunRef) -> str:
+        """Give back what the run made; what it did, in words."""
+        from everburn.run_folder import stored_config
+        from everburn.trainers import TrainerUnavailableError
+        from everburn.trainers.jobs import RunResources
+
+        with final_errors(TrainerUnavailableError):
+            return await asyncio.to_thread(RunResources(run, stored_config(run)).clean_up)
+
+    async def _is_wanted(self, run: RunRef) -> bool:
+        """Whether the run goes on; while the server can't be asked it is taken to."""
+        try:
+            return await is_open(self._client, run.id)
+        except RPCError:
+            return True

@@ -1,0 +1,396 @@
+"""The managed surface: trainer jobs, deployments, and the snapshots that go from one to the other.
+
+Owns which jobs and deployments there are, in which states, and what a deployment serves. A job's
+process dies when the job leaves JOB_STATE_RUNNING, with its sessions and models; what it exported
+for samplers stays in its bucket. Jobs and deployments outlive the emulator, on disk; after a
+restart jobs run again, in new processes, and deployments serve the base model.
+
+Used on the event loop only. Doesn't own HTTP (dedicated.py) or computations (operations.py).
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from everburn.emulator.engine import Engine
+from everburn.emulator.errors import AlreadyExists, InvalidInput, NotFound, NotReady
+from everburn.emulator.sessions import Snapshot
+
+JobState = Literal[
+    "JOB_STATE_PENDING",
+    "JOB_STATE_CREATING",
+    "JOB_STATE_RUNNING",
+    "JOB_STATE_PREEMPTED",
+    "JOB_STATE_PAUSED",
+    "JOB_STATE_FAILED",
+    "JOB_STATE_CANCELLED",
+    "JOB_STATE_DELETED",
+]
+RESUMABLE: frozenset[JobState] = frozenset(
+    {"JOB_STATE_PAUSED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED"}
+)
+DEFAULT_INACTIVITY = 3600.0
+"""Seconds without a request after which a job is cancelled."""
+MAX_INACTIVITY = 3 * 3600.0
+BUCKET_SNAPSHOTS = 16
+"""The newest exports that a bucket keeps."""
+PREEMPTION_SECONDS = 0.2
+"""From a preemption until the control plane calls the job failed, and lets it be resumed."""
+
+_RESOURCE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+_DURATION = re.compile(r"(\d+(\.\d+)?)s")
+
+Outcome = Literal["loads", "error", "stuck"]
+
+
+@dataclass
+class Export:
+    """Sampler weights in a bucket. kind: base, delta or merged_base; delta_from: the export that a
+    delta builds on."""
+
+    identity: str
+    snapshot: Snapshot
+    kind: str
+    delta_from: str | None
+
+
+Bucket = dict[str, Export]
+
+
+@dataclass
+class SharedModel:
+    """The one full-parameter model of a trainer whose models share everything."""
+
+    engine: Engine
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(eq=False)
+class Job:
+    job_id: str
+    request: dict[str, Any]
+    state: JobState = "JOB_STATE_PENDING"
+    message: str = ""
+    runs: list[str] = field(default_factory=list)
+    """`run-<32 hex>` of its models, oldest first: where its checkpoints are."""
+    since: float = field(default_factory=time.monotonic)
+    """When the state was entered."""
+    active: float = field(default_factory=time.monotonic)
+    """When the last request came."""
+    bucket: Bucket = field(default_factory=dict)
+    shared: SharedModel | None = None
+
+    @property
+    def rank(self) -> int:
+        return int(self.request.get("trainingConfig", {}).get("loraRank", 0))
+
+    @property
+    def inactivity(self) -> float:
+        found = _DURATION.fullmatch(str(self.request.get("inactivityTimeout", "")))
+        return float(found[1]) or DEFAULT_INACTIVITY if found else DEFAULT_INACTIVITY
+
+    def enter(self, state: JobState, message: str = "") -> None:
+        self.state, self.message, self.since = state, message, time.monotonic()
+
+    def describe(self, account: str) -> dict[str, Any]:
+        status = {"status": {"code": "UNKNOWN", "message": self.message}} if self.message else {}
+        name = f"accounts/{account}/rlorTrainerJobs/{self.job_id}"
+        return {**self.request, "name": name, "state": self.state, **status}
+
+
+@dataclass(eq=False)
+class Deployment:
+    deployment_id: str
+    request: dict[str, Any]
+    since: float = field(default_factory=time.monotonic)
+    bucket: Bucket = field(default_factory=dict)
+    """Used where the deployment, not the trainer, owns the exports."""
+    serving: Export | None = None
+    """None: the base model."""
+    target: str | None = None
+    """Identity that was asked for last."""
+    stage: str = "done"
+    error: str = ""
+
+    @property
+    def replicas(self) -> int:
+        return int(self.request.get("maxReplicaCount", 1))
+
+    def describe(self, account: str, state: str) -> dict[str, Any]:
+        name = f"accounts/{account}/deployments/{self.deployment_id}"
+        return {**self.request, "name": name, "state": state}
+
+    def status(self) -> dict[str, Any]:
+        """The answer of GET hot_load."""
+        if not self.replicas:
+            return {"replicas": []}
+        loading = {"stage": self.stage, "target_snapshot_identity": self.target}
+        replica = {
+            "readiness": self.stage == "done",
+            "current_snapshot_identity": self.serving.identity if self.serving else None,
+            "loading_state": loading | ({"error": self.error} if self.error else {}),
+        }
+        return {"replicas": [replica] * self.replicas}
+
+
+class Managed:
+    """All jobs and deployments of the account.
+
+    stop_process: ends the sessions of a job, with everything in its process's memory.
+    """
+
+    def __init__(self, home: Path, account: str, stop_process: Callable[[str], None]) -> None:
+        self._file = home / "managed.json"
+        self._account = account
+        self._stop_process = stop_process
+        self._jobs: dict[str, Job] = {}
+        self._deployments: dict[str, Deployment] = {}
+        self.capacity = True
+        """Without it, jobs that are created or resumed stay pending."""
+        self.boot_seconds = 0.0
+        """From capacity to a running job, and from creation to a ready deployment."""
+        self.outcomes: list[Outcome] = []
+        """Of the next hotloads; those after them load."""
+        self._read()
+
+    # Jobs
+
+    def create_job(self, job_id: str, request: Mapping[str, Any]) -> Job:
+        """Raises AlreadyExists, also for the id of a deleted job, and InvalidInput."""
+        _check_id("trainer job", job_id)
+        if job_id in self._jobs:
+            raise AlreadyExists(f"trainer job {job_id} exists")
+        job = Job(job_id, dict(request))
+        if job.inactivity > MAX_INACTIVITY:
+            raise InvalidInput("inactivityTimeout must be at most 3 hours")
+        self._jobs[job_id] = job
+        return self.job(job_id)
+
+    def job(self, job_id: str) -> Job:
+        """A job, deleted ones included, in the state it has by now. Raises NotFound."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise NotFound(f"there is no trainer job {job_id}")
+        self._settle(job)
+        return job
+
+    def resume_job(self, job_id: str) -> Job:
+        """Start a stopped job again, in a new process. Raises NotFound and InvalidInput."""
+        job = self.job(job_id)
+        if job.state not in RESUMABLE:
+            raise InvalidInput(f"trainer job {job_id} can't be resumed from {job.state}")
+        job.enter("JOB_STATE_PENDING")
+        job.active = time.monotonic()
+        return self.job(job_id)
+
+    def delete_job(self, job_id: str) -> None:
+        self.interrupt_job(job_id, "JOB_STATE_DELETED", "deleted by its owner")
+
+    def interrupt_job(self, job_id: str, state: JobState, message: str = "") -> None:
+        """The job enters a state; its process ends. Raises NotFound."""
+        job = self.job(job_id)
+        job.enter(state, message)
+        job.shared = None
+        self._stop_process(job_id)
+        self._write()
+
+    def running_job(self, job_id: str) -> Job:
+        """A job that answers requests, of which this is one. Raises NotFound: the gateway has no
+        route to a job that doesn't run."""
+        job = self.job(job_id)
+        if job.state != "JOB_STATE_RUNNING":
+            raise NotFound(f"trainer job {job_id} isn't running: {job.state}")
+        job.active = time.monotonic()
+        return job
+
+    def stop_idle_jobs(self) -> None:
+        now = time.monotonic()
+        for job in self._jobs.values():
+            if job.state == "JOB_STATE_RUNNING" and now - job.active > job.inactivity:
+                message = f"stopped: no activity for {job.inactivity:.0f} s"
+                self.interrupt_job(job.job_id, "JOB_STATE_CANCELLED", message)
+
+    def jobs(self) -> list[Job]:
+        return [self.job(job_id) for job_id in self._jobs]
+
+    # Deployments
+
+    def create_deployment(self, deployment_id: str, request: Mapping[str, Any]) -> Deployment:
+        """Raises AlreadyExists and InvalidInput."""
+        _check_id("deployment", deployment_id)
+        if deployment_id in self._deployments:
+            raise AlreadyExists(f"deployment {deployment_id} exists")
+        self._require_trainer(request)
+        deployment = self._deployments[deployment_id] = Deployment(deployment_id, dict(request))
+        self._write()
+        return deployment
+
+    def deployment(self, deployment_id: str) -> Deployment:
+        """Raises NotFound."""
+        deployment = self._deployments.get(deployment_id)
+        if deployment is None:
+            raise NotFound(f"there is no deployment {deployment_id}")
+        return deployment
+
+    def state_of(self, deployment: Deployment) -> str:
+        young = time.monotonic() - deployment.since < self.boot_seconds
+        return "CREATING" if young else "READY"
+
+    def change_deployment(self, deployment_id: str, changes: Mapping[str, Any]) -> Deployment:
+        """Change fields. Another trainer, or no replicas, leave the base model to serve."""
+        deployment = self.deployment(deployment_id)
+        self._require_trainer(changes)
+        deployment.request |= changes
+        if "hotLoadTrainerJob" in changes or not deployment.replicas:
+            deployment.serving, deployment.target, deployment.stage = None, None, "done"
+        self._write()
+        return deployment
+
+    def delete_deployment(self, deployment_id: str) -> None:
+        self.deployment(deployment_id)
+        del self._deployments[deployment_id]
+        self._write()
+
+    def deployments(self) -> list[Deployment]:
+        return list(self._deployments.values())
+
+    def ready_deployment(self, deployment_id: str) -> Deployment:
+        """One that answers requests. Raises NotFound and NotReady."""
+        deployment = self.deployment(deployment_id)
+        if self.state_of(deployment) != "READY" or not deployment.replicas:
+            raise NotReady(f"deployment {deployment_id} has no replica that serves")
+        if deployment.stage == "loading":
+            raise NotReady(f"deployment {deployment_id} is loading {deployment.target}")
+        return deployment
+
+    # Snapshots
+
+    def export(self, job: Job, export: Export) -> None:
+        """Put a snapshot where the job's deployment finds it. Raises NameTaken's kin."""
+        bucket = self._bucket_of_job(job)
+        if export.identity in bucket:
+            raise AlreadyExists(f"sampler snapshot {export.identity} exists; choose a new name")
+        bucket[export.identity] = export
+        for identity in list(bucket)[:-BUCKET_SNAPSHOTS]:
+            del bucket[identity]
+
+    def hotload(self, deployment_id: str, model: str, body: Mapping[str, Any]) -> None:
+        """Let a deployment load a snapshot; what comes of it is in its status.
+
+        Raises NotFound, NotReady, and InvalidInput for another model than the deployment's.
+        """
+        deployment = self.deployment(deployment_id)
+        if self.state_of(deployment) != "READY" or not deployment.replicas:
+            raise NotReady(f"deployment {deployment_id} has no replica that could load")
+        if model != deployment.request.get("baseModel"):
+            raise InvalidInput(f"deployment {deployment_id} doesn't serve {model}")
+        deployment.target, deployment.error = str(body.get("identity", "")), ""
+        outcome = self.outcomes.pop(0) if self.outcomes else "loads"
+        problem = self._problem(deployment, body.get("incremental_snapshot_metadata"))
+        if outcome == "error":
+            problem = "injected fault: the weights can't be read"
+        if problem is not None:
+            deployment.stage, deployment.error = "error", problem
+        elif outcome == "stuck":
+            deployment.stage = "loading"
+        else:
+            deployment.serving = self._bucket_of(deployment)[deployment.target]
+            deployment.stage = "done"
+
+    def _problem(self, deployment: Deployment, incremental: Mapping[str, Any] | None) -> str | None:
+        """Why a deployment can't load its target."""
+        export = self._bucket_of(deployment).get(deployment.target or "")
+        if export is None:
+            return f"there is no snapshot {deployment.target} in the bucket"
+        if (export.kind == "delta") != bool(incremental):
+            return f"{export.identity} is of type {export.kind}: the request says otherwise"
+        if incremental:
+            current = deployment.serving.identity if deployment.serving else None
+            previous = incremental.get("previous_snapshot_identity")
+            if not (previous == current == export.delta_from):
+                return (
+                    f"delta {export.identity} builds on {export.delta_from}, the request says "
+                    f"{previous}, and the deployment has {current}"
+                )
+        return None
+
+    def exports(self, job_id: str) -> Bucket:
+        """What a job has exported for samplers, oldest first. Raises NotFound."""
+        return self._bucket_of_job(self.job(job_id))
+
+    def _bucket_of(self, deployment: Deployment) -> Bucket:
+        trainer = deployment.request.get("hotLoadTrainerJob")
+        if trainer is None:
+            return deployment.bucket
+        job = self._jobs.get(str(trainer).rpartition("/")[2])
+        return job.bucket if job is not None else {}
+
+    def _bucket_of_job(self, job: Job) -> Bucket:
+        owner = job.request.get("hotLoadDeploymentId")
+        return self.deployment(str(owner)).bucket if owner else job.bucket
+
+    def _require_trainer(self, request: Mapping[str, Any]) -> None:
+        trainer = request.get("hotLoadTrainerJob")
+        if trainer is not None:
+            job = self._jobs.get(str(trainer).rpartition("/")[2])
+            if job is None or job.state == "JOB_STATE_DELETED":
+                raise InvalidInput(f"hotLoadTrainerJob {trainer!r} names no trainer job")
+
+    def _settle(self, job: Job) -> None:
+        """Move a job on as far as capacity and time allow."""
+        before = job.state
+        if job.state == "JOB_STATE_PENDING" and self.capacity:
+            job.enter("JOB_STATE_CREATING")
+        age = time.monotonic() - job.since
+        if job.state == "JOB_STATE_CREATING" and age >= self.boot_seconds:
+            job.enter("JOB_STATE_RUNNING")
+            job.active = time.monotonic()
+        if job.state == "JOB_STATE_PREEMPTED" and age >= PREEMPTION_SECONDS:
+            job.enter("JOB_STATE_FAILED", "preempted: its machine was taken away")
+        if job.state != before:
+            self._write()
+
+    # Disk
+
+    def _write(self) -> None:
+        jobs = {
+            job.job_id: {
+                "request": job.request,
+                "state": job.state,
+                "message": job.message,
+                "runs": job.runs,
+            }
+            for job in self._jobs.values()
+        }
+        deployments = {d.deployment_id: d.request for d in self._deployments.values()}
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(json.dumps({"jobs": jobs, "deployments": deployments}))
+        draft.replace(self._file)
+
+    def remember(self, job: Job, run: str) -> None:
+        """A model of the job has begun a run."""
+        job.runs.append(run)
+        self._write()
+
+    def _read(self) -> None:
+        if not self._file.exists():
+            return
+        found = json.loads(self._file.read_text())
+        self._jobs = {job_id: Job(job_id, **values) for job_id, values in found["jobs"].items()}
+        self._deployments = {
+            deployment_id: Deployment(deployment_id, request)
+            for deployment_id, request in found["deployments"].items()
+        }
+
+
+def _check_id(kind: str, text: str) -> None:
+    if not _RESOURCE_ID.fullmatch(text):
+        raise InvalidInput(
+            f"{text!r} can't be the id of a {kind}: at most 63 lower-case letters, digits and "
+            "hyphens, beginning with a letter"
+        )

@@ -1,0 +1,290 @@
+"""A dedicated training session: a model on the run's own trainer job, served by its deployment.
+
+What it has in common with a serverless session it inherits. Owns what differs: where the session
+is opened, the fence against earlier holders, publication by hotload, and the suspicion that a
+trainer may apply a repeated request again. The job and the deployment are there already (jobs.py).
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+
+from everburn.backends import api_key, api_root
+from everburn.config import Entrypoint, RunConfig
+from everburn.learning.datums import Datum
+from everburn.learning.losses import Settings
+from everburn.ledger import AdamParams
+from everburn.provisioning import ResourceRecord, find_resources
+from everburn.refs import RunRef
+from everburn.store import ArtifactStore
+from everburn.trainers import (
+    Gradients,
+    Snapshot,
+    TrainerError,
+    TrainerRejectedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+    TrainerUnfitError,
+)
+from everburn.trainers.capabilities import check_capabilities
+from everburn.trainers.errors import describe, translated
+from everburn.trainers.fencing import Holder, earlier_holders, record_holder
+from everburn.trainers.hotload import Hotloader
+from everburn.trainers.serverless import ServerlessTrainer, listed
+
+if TYPE_CHECKING:
+    from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
+    from fireworks.training.sdk.fireworks_client import FireworksClient
+
+log = logging.getLogger(__name__)
+
+UNLOAD_TIMEOUT = 60.0
+"""Seconds for an earlier holder's model to be unloaded, its running operation included."""
+ONE_REQUEST_DATUMS, ONE_REQUEST_TOKENS = 1024, 50_000
+"""Below both, the SDK surely sends a call as one request: it splits at 1024 datums or 5 MB."""
+NO_STEP = AdamParams(
+    learning_rate=0.0,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-8,
+    weight_decay=0.0,
+    grad_clip_norm=0.0,
+    normalization="none",
+)
+"""Consumes accumulated gradients and leaves weights as they are; Adam's moments it spoils."""
+
+
+class DedicatedTrainer(ServerlessTrainer):
+    """The Trainer protocol over one SDK training client on a trainer job."""
+
+    def __init__(
+        self,
+        service: "FiretitanServiceClient",
+        client: "FiretitanTrainingClient",
+        config: RunConfig,
+        resources: ResourceRecord,
+    ) -> None:
+        super().__init__(service, client, config)
+        self._job = resources.job_id
+        self._hotloader = Hotloader(config, resources.deployment_id)
+        self._handle: str | None = None
+        self._served: str | None = None
+        """Identity of the snapshot that the deployment must serve."""
+        self._publishing = False
+        self._requests: int | None = 0
+        """Sent since the last optimizer step; None if a call may have been more than one."""
+
+    @classmethod
+    async def open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
+        """A new session on the run's job, which no earlier holder has a hand in.
+
+        Raises:
+            TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
+                be unloaded.
+        """
+        return await asyncio.to_thread(cls._open_for, run, config, epoch)
+
+    @classmethod
+    def _open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
+        store = ArtifactStore.of(run)
+        resources = find_resources(store)
+        if resources is None:
+            raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
+        service, client = cls._connect(store, config, resources, epoch)
+        trainer = cls(service, client, config, resources)
+        model_id = str(client.model_id)
+        record_holder(store, Holder(epoch=epoch, job_id=resources.job_id, model_id=model_id))
+        try:
+            check_capabilities(config, client)
+        except TrainerUnfitError:
+            trainer._close()
+            raise
+        return trainer
+
+    @classmethod
+    def _connect(
+        cls, store: ArtifactStore, config: RunConfig, resources: ResourceRecord, epoch: int
+    ) -> "tuple[FiretitanServiceClient, FiretitanTrainingClient]":
+        from fireworks.training.sdk import FiretitanServiceClient, TrainerJobManager
+
+        key, service = api_key(config), None
+        try:
+            with TrainerJobManager(api_key=key, base_url=api_root(config)) as jobs:
+                # A look: the job was ready a moment ago.
+                endpoint = jobs.wait_for_ready(
+                    resources.job_id, poll_interval_s=0.1, timeout_s=5, pending_timeout_s=5
+                )
+            service = FiretitanServiceClient(base_url=endpoint.base_url, api_key=key)
+            for holder in earlier_holders(store, resources.job_id, epoch):
+                _shut_out(service, holder, config, resources)
+            client = service.create_training_client(
+                base_model=config.base_model,
+                lora_rank=config.lora_rank,
+                lora_alpha=config.lora_alpha,
+                seed=config.seed,
+            )
+        except Exception as error:
+            if service is not None:
+                service.close()
+            if isinstance(error, TrainerUnavailableError):
+                raise
+            raise translated(
+                error,
+                f"no training session on trainer job {resources.job_id}",
+                config.api_key_env,
+                opening=True,
+            ) from error
+        return service, client
+
+    @property
+    def session(self) -> str:
+        return f"{self._job}/{self._service.holder.get_session_id()}"
+
+    def forward_backward(
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
+    ) -> Awaitable[Gradients]:
+        tokens = sum(len(datum.inputs) for datum in datums)
+        one = len(datums) <= ONE_REQUEST_DATUMS and tokens <= ONE_REQUEST_TOKENS
+        self._requests = self._requests + 1 if self._requests is not None and one else None
+        return super().forward_backward(datums, loss, loss_config)
+
+    async def optim_step(self, adam: AdamParams) -> dict[str, float]:
+        sent, self._requests = self._requests, 0
+        metrics = await super().optim_step(adam)
+        added = metrics.get("accumulated")
+        if added is not None and sent is not None and added != sent:
+            raise TrainerStateLostError(
+                f"the trainer added up {added:g} requests where {sent} were sent: one was lost, or "
+                "one that was sent again was applied again"
+            )
+        return metrics
+
+    async def load_checkpoint(self, path: str) -> None:
+        await self._drop_gradients()
+        await super().load_checkpoint(path)
+
+    async def _drop_gradients(self) -> None:
+        """Whatever is accumulated, by whomever: loading a state may leave it there. The moments
+        that this spoils are loaded next."""
+        self._requests = None
+        try:
+            await self.optim_step(NO_STEP)
+        except TrainerRejectedError as error:
+            log.debug("no gradients to drop: %s", error)
+        self._requests = 0
+
+    def _publish(self, name: str) -> Snapshot:
+        """Save, load onto the deployment, and see that it is served.
+
+        Full parameters travel whole once per session, then as differences.
+        """
+        delta = not self._config.lora_rank and self._served is not None
+        previous = self._served if delta else None
+        self._publishing = True
+        try:
+            with self._translated("save_weights_for_sampler"):
+                saved = self._client.save_weights_for_sampler_ext(
+                    name, checkpoint_type="delta" if delta else "base"
+                )
+            timeout = self._config.deployment_resource.hotload_timeout
+            self._hotloader.load(saved.snapshot_name, previous, timeout)
+            self._served = saved.snapshot_name
+            if self._handle is None:
+                self._handle = self._hotloader.sampler_handle()
+        finally:
+            self._publishing = False
+        return Snapshot(path=saved.snapshot_name, handle=self._handle, shared=True)
+
+    def _promoted(self, control: "FireworksClient", snapshot: str, model_id: str) -> dict[str, Any]:
+        """By the job's list. What was published as a difference is exported whole first."""
+        row = listed(control.list_checkpoints(self._job), snapshot)
+        if not row.get("promotable"):
+            whole = self._client.save_weights_for_sampler_ext(
+                f"whole-{uuid.uuid4().hex[:8]}", checkpoint_type="base"
+            )
+            row = listed(control.list_checkpoints(self._job), whole.snapshot_name)
+        return dict(
+            control.promote_checkpoint(
+                name=str(row["name"]),
+                output_model_id=model_id,
+                base_model=self._config.base_model,
+            )
+        )
+
+    async def probe(self) -> None:
+        """Return if the session lives and the deployment serves its snapshot: an earlier holder
+        whose last call was slow may have put its own in the place of it."""
+        await super().probe()
+        served = self._served
+        if served is None or self._publishing:
+            return
+        found = await asyncio.to_thread(self._hotloader.serving)
+        if self._publishing or self._served != served or not found.ready:
+            return
+        if found.identity != served:
+            raise TrainerStateLostError(
+                f"deployment {self._hotloader.deployment_id} serves "
+                f"{found.identity or 'the base model'}, not {served}"
+            )
+
+    def _close(self) -> None:
+        try:
+            self._client.unload_model().result(timeout=10)
+        except Exception as error:
+            # The job may be gone already; if it isn't, the next holder unloads the model.
+            log.info("unloading %s: %s", self._client.model_id, describe(error))
+        try:
+            self._service.close()
+        except Exception as error:
+            log.info("closing the client of %s: %s", self._job, describe(error))
+
+
+def _shut_out(
+    service: "FiretitanServiceClient",
+    holder: Holder,
+    config: RunConfig,
+    resources: ResourceRecord,
+) -> None:
+    """See that an earlier holder has no hand in what is trained from now on.
+
+    Raises TrainerUnavailableError where its model can't be unloaded and that matters. The run's own
+    job is deleted then: no model outlives it, and the next lease gets another job.
+    """
+    from fireworks.training.sdk import TrainerJobManager
+
+    try:
+        _unload(service, holder)
+    except Exception as error:
+        if config.lora_rank:  # an adapter of its own: it is only in the way
+            log.warning("%s doesn't unload: %s", holder.model_id, describe(error))
+            return
+        if resources.own_job:
+            log.warning("job %s is replaced: %s", resources.job_id, describe(error))
+            with TrainerJobManager(api_key=api_key(config), base_url=api_root(config)) as jobs:
+                jobs.delete(resources.job_id)
+        raise TrainerUnavailableError(
+            f"model {holder.model_id} of an earlier lease doesn't unload: {describe(error)}"
+        ) from error
+
+
+def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
+    """End a model that somebody else may still think to hold: from then on its requests are
+    refused.
+
+    Raises:
+        TrainerError: it may still live.
+    """
+    from fireworks.training.sdk import APIStatusError, FiretitanTrainingClient
+
+    client = FiretitanTrainingClient(
+        holder=service.holder, model_seq_id=0, model_id=holder.model_id
+    )
+    try:
+        client.unload_model().result(timeout=UNLOAD_TIMEOUT)
+    except APIStatusError as error:
+        if error.status_code not in (404, 410):  # gone already, or its process is
+            raise
+    except TimeoutError as error:
+        raise TrainerError(f"model {holder.model_id} doesn't unload") from error

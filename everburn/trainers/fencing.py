@@ -1,0 +1,101 @@
+"""Fencing on a dedicated trainer, where models may share weights and gradients.
+
+A new model id doesn't keep an old holder out of a full-parameter trainer. So each holder is
+recorded, the next one unloads the models of those before it, and a state that was loaded is held
+to what it computed when it was saved. Owns both records. Doesn't own leases (lease.py) or which
+snapshot is served (hotload.py).
+"""
+
+import hashlib
+
+from pydantic import BaseModel, ConfigDict
+
+from everburn.learning.group import GroupManifest
+from everburn.learning.rollout_file import read_rollout
+from everburn.store import ArtifactStore
+from everburn.trainers import Trainer, TrainerStateLostError
+
+HOLDERS = "holders"
+FINGERPRINTS = "fingerprints"
+TOLERANCE = 0.02
+"""Nats, on average over a completion's tokens: the same weights on the same trainer, perhaps in
+other kernels. A step at a usual learning rate moves more, another state far more."""
+
+
+class Holder(BaseModel):
+    """A model that a lease trained or trains."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epoch: int
+    job_id: str
+    model_id: str
+
+
+class Fingerprint(BaseModel):
+    """What a saved state computed: the logprob of each token after the first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    checkpoint: str
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def record_holder(store: ArtifactStore, holder: Holder) -> None:
+    """To be done before the model is trained: who comes next must find it."""
+    store.put_json(f"{HOLDERS}/epoch-{holder.epoch:06d}.json", holder.model_dump(mode="json"))
+
+
+def earlier_holders(store: ArtifactStore, job_id: str, epoch: int) -> list[Holder]:
+    """Those of the job under superseded epochs, the newest first."""
+    found = (Holder.model_validate(store.get_json(key)) for key in store.keys(HOLDERS))
+    mine = [holder for holder in found if holder.job_id == job_id and holder.epoch < epoch]
+    return sorted(mine, key=lambda holder: -holder.epoch)
+
+
+async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
+    """Keep what the state that has just been saved makes of a recorded completion, if there is
+    one yet."""
+    tokens = recorded_tokens(store)
+    if tokens is None:
+        return
+    (logprobs,) = await trainer.forward([tokens])
+    put_fingerprint(store, Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs))
+
+
+def put_fingerprint(store: ArtifactStore, fingerprint: Fingerprint) -> None:
+    store.put_json(_key(fingerprint.checkpoint), fingerprint.model_dump(mode="json"))
+
+
+async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
+    """See that the trainer holds the state that was loaded.
+
+    Raises:
+        TrainerStateLostError: it holds something else.
+    """
+    found = store.find_json(_key(checkpoint))
+    if found is None:
+        return
+    fingerprint = Fingerprint.model_validate(found)
+    (logprobs,) = await trainer.forward([fingerprint.tokens])
+    pairs = zip(fingerprint.logprobs, logprobs, strict=True)
+    gap = sum(abs(was - now) for was, now in pairs) / len(logprobs)
+    if not gap <= TOLERANCE:
+        raise TrainerStateLostError(
+            f"after {checkpoint} was loaded, log-probabilities of a recorded completion differ by "
+            f"{gap:.3g} on average from what they were when it was saved: another holder may have "
+            "changed the weights"
+        )
+
+
+def recorded_tokens(store: ArtifactStore) -> list[int] | None:
+    """Those of the run's first completion that is recorded."""
+    for key in store.keys("groups"):
+        for member in GroupManifest.model_validate(store.get_json(key)).members:
+            return list(read_rollout(store, member.stored)[1].segments[0].tokens)
+    return None
+
+
+def _key(checkpoint: str) -> str:
+    return f"{FINGERPRINTS}/{hashlib.sha256(checkpoint.encode()).hexdigest()[:16]}.json"

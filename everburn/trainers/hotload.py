@@ -1,0 +1,149 @@
+"""Hotload: bringing a snapshot onto a deployment, and knowing which one it serves.
+
+Owns the request, the wait for readiness and identity within a deadline, and the server's words
+where it fails. Doesn't own what is in a snapshot or how a deployment comes to be (jobs.py).
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from everburn.backends import api_key, api_root
+from everburn.config import RunConfig
+from everburn.trainers import TrainerStateLostError
+
+if TYPE_CHECKING:
+    from fireworks.training.sdk import DeploymentManager
+
+FIRST_LOOK, LONGEST_WAIT = 0.05, 5.0
+"""Seconds between looks at a hotload; doubled from the one to the other."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a deployment's first replica reports. stage: of the load asked for last."""
+
+    ready: bool
+    identity: str | None
+    stage: str
+    target: str | None
+    error: str
+
+
+class Hotloader:
+    """The way onto one deployment."""
+
+    def __init__(self, config: RunConfig, deployment_id: str) -> None:
+        self._config = config
+        self.deployment_id = deployment_id
+
+    def load(self, identity: str, previous: str | None, timeout: float) -> None:
+        """Return once the deployment serves the snapshot. Blocks.
+
+        previous: the snapshot that a delta builds on; None if `identity` is whole.
+
+        Raises:
+            TrainerStateLostError: it can't, or not within `timeout` seconds; in the server's words.
+        """
+        deadline = time.monotonic() + timeout
+        wait = FIRST_LOOK
+        with self._manager() as manager:
+            self._ask(manager, identity, previous, deadline)
+            while True:
+                found = self._look(manager)
+                if found.ready and found.identity == identity:
+                    return
+                if found.stage == "error" and found.target == identity:
+                    raise TrainerStateLostError(
+                        f"deployment {self.deployment_id} couldn't load {identity}: "
+                        f"{found.error or 'stage error, without a reason'}"
+                    )
+                if time.monotonic() > deadline:
+                    raise TrainerStateLostError(
+                        f"deployment {self.deployment_id} doesn't serve {identity} after "
+                        f"{timeout:g} s: stage {found.stage}, ready {found.ready}, it has "
+                        f"{found.identity or 'the base model'}"
+                    )
+                time.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
+
+    def serving(self) -> Serving:
+        """What the deployment serves now. Blocks. Raises TrainerStateLostError if nobody says."""
+        with self._manager() as manager:
+            return self._look(manager)
+
+    def sampler_handle(self) -> str:
+        """Opens a sampler on the deployment, in any process; no credentials in it."""
+        from fireworks.training.sdk import DeploymentSampler, FiretitanSamplingClient
+
+        with self._manager() as manager:
+            model = f"accounts/{manager.account_id}/deployments/{self.deployment_id}"
+            sampler = DeploymentSampler(manager.inference_url, model, manager.api_key)
+        client = FiretitanSamplingClient(sampler)
+        try:
+            return str(client.get_sampler_handle())
+        finally:
+            client.close()
+
+    def _ask(
+        self, manager: "DeploymentManager", identity: str, previous: str | None, deadline: float
+    ) -> None:
+        """Send the request, again for as long as the deployment isn't ready for one."""
+        import httpx
+        from fireworks.training.sdk import DEFAULT_CHECKSUM_FORMAT, DEFAULT_DELTA_COMPRESSION
+
+        delta = {
+            "previous_snapshot_identity": previous,
+            "compression_format": DEFAULT_DELTA_COMPRESSION,
+            "checksum_format": DEFAULT_CHECKSUM_FORMAT,
+        }
+        while True:
+            try:
+                manager.hotload(
+                    self.deployment_id,
+                    self._config.base_model,
+                    identity,
+                    incremental_snapshot_metadata=delta if previous is not None else None,
+                )
+                return
+            except httpx.HTTPStatusError as error:
+                status, text = error.response.status_code, error.response.text[:500]
+                if status not in (404, 425) or time.monotonic() > deadline:
+                    raise TrainerStateLostError(
+                        f"deployment {self.deployment_id} refused to load {identity}: HTTP "
+                        f"{status}: {text}"
+                    ) from error
+            time.sleep(1.0)
+
+    def _look(self, manager: "DeploymentManager") -> Serving:
+        status = manager.hotload_check_status(self.deployment_id, self._config.base_model)
+        replicas: list[dict[str, Any]] = status.get("replicas") or []
+        if not replicas:
+            return Serving(False, None, "no replica", None, "")
+        # All of them sample: the slowest counts.
+        slowest = min(replicas, key=lambda replica: bool(replica.get("readiness")))
+        loading = slowest.get("loading_state") or {}
+        return Serving(
+            ready=bool(slowest.get("readiness")),
+            identity=slowest.get("current_snapshot_identity"),
+            stage=str(loading.get("stage", "unknown")),
+            target=loading.get("target_snapshot_identity"),
+            error=str(loading.get("error") or loading.get("message") or ""),
+        )
+
+    @contextmanager
+    def _manager(self) -> "Iterator[DeploymentManager]":
+        import httpx
+        from fireworks.training.sdk import DeploymentManager
+
+        try:
+            with DeploymentManager(
+                api_key=api_key(self._config), base_url=api_root(self._config)
+            ) as manager:
+                yield manager
+        except httpx.HTTPError as error:
+            raise TrainerStateLostError(
+                f"deployment {self.deployment_id}: {type(error).__name__}: {error}"
+            ) from error

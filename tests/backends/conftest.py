@@ -1,0 +1,215 @@
+"""Workers as in production, against an emulator: both of its services under the same workflows."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+
+from activities.rollouts import RolloutActivities
+from activities.trainer import TrainerActivities
+from everburn.backends import EMULATOR_URL_ENV
+from everburn.emulator.base_model import TINY
+from everburn.emulator.checkpoints import weights_digest
+from everburn.ledger import LedgerEntry, read_ledger
+from everburn.provisioning import ResourceRecord, find_resources
+from everburn.refs import RunRef
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+from everburn.trainers.serverless import ServerlessTrainer
+from everburn.verification import Verified, verify
+from support.emulator import RunningEmulator, running_emulator
+from support.farm import register_namespace
+from support.histories import check_payloads, replay, run_histories
+from support.waiting import until
+from workers.plugin import everburn_plugin
+from workers.processes import orchestrator, rollout_worker, trainer_worker
+from workflows.messages import RunResult, Status
+from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.train_run import TrainRun
+
+HERE = Path(__file__).parent
+NAMESPACE = "backends"
+PATIENCE = 90.0
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Workers live longer than a test, so all tests share their event loop.
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@dataclass
+class Run:
+    """A run, as its test sees it."""
+
+    ref: RunRef
+    handle: WorkflowHandle[Any, RunResult]
+    service: "Service"
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore.of(self.ref)
+
+    @property
+    def ledger(self) -> list[LedgerEntry]:
+        return read_ledger(self.store)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of each step."""
+        return [float(entry.metrics["rollout/raw_reward"]) for entry in self.ledger]
+
+    @property
+    def resources(self) -> ResourceRecord:
+        found = find_resources(self.store)
+        assert found is not None
+        return found
+
+    async def result(self) -> RunResult:
+        try:
+            return await asyncio.wait_for(self.handle.result(), PATIENCE)
+        except TimeoutError:
+            raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
+
+    async def failure(self) -> ApplicationError:
+        with pytest.raises(WorkflowFailureError) as caught:
+            await self.result()
+        assert isinstance(caught.value.cause, ApplicationError)
+        return caught.value.cause
+
+    async def status(self) -> Status:
+        return await self.handle.query(TrainRun.status)
+
+    async def until_step(self, step: int) -> None:
+        await until(lambda: len(self.ledger) >= step, lambda: f"for step {step}", PATIENCE)
+
+    async def until_waiting_for(self, text: str) -> Status:
+        """The status once it says that the run waits for this."""
+        seen: list[Status] = []
+
+        async def says() -> bool:
+            seen[:] = [await self.status()]
+            return text in seen[0].waiting_for
+
+        await until(says, lambda: f"to wait for {text!r}, and the status is {seen}", PATIENCE)
+        return seen[0]
+
+    async def verified(self) -> Verified:
+        """The run's weights are those of its ledger, bit for bit."""
+        config = stored_config(self.ref).model_copy(update={"backend": "emulator"})
+        home = self.service.emulator.home
+        return await verify(
+            self.ref,
+            lambda: ServerlessTrainer.open(config),
+            lambda path: weights_digest(home, path),
+            name=f"verify-{time.time_ns()}",
+        )
+
+
+@dataclass
+class Service:
+    """The emulator, with workers that train on it."""
+
+    emulator: RunningEmulator
+    client: Client
+    runs: list[Run] = field(default_factory=list)
+
+    async def start(self, store: Path, **fields: Any) -> Run:
+        """Start a run; fields are its configuration's, `rows` is how many it has."""
+        run = RunRef(store=str(store), id=f"run-{next(_numbers)}")
+        return await self.go_on(run, a_config(store, **fields), None)
+
+    async def go_on(self, run: RunRef, config: dict[str, Any], state: Any) -> Run:
+        """Start a run's workflow, from a state if it has ended before."""
+        arguments = [config] if state is None else [config, state]
+        handle: WorkflowHandle[Any, RunResult] = await self.client.start_workflow(
+            TrainRun.run, args=arguments, id=run.id, task_queue=ORCHESTRATOR_QUEUE
+        )
+        started = Run(run, handle, self)
+        self.runs.append(started)
+        return started
+
+    def admin(self, path: str, **body: Any) -> None:
+        self.emulator.admin("POST", path, body)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.emulator.admin("GET", "state")
+
+
+def a_config(store: Path, rows: int = 8, **fields: Any) -> dict[str, Any]:
+    """A run whose rewards any training raises."""
+    return {
+        "rollout": "support.small_numbers:make_rollout_fn",
+        "dataset": {"name": "support.small_numbers:rows", "kwargs": {"count": rows}},
+        "base_model": TINY,
+        "lora_rank": 4,
+        "completions_per_prompt": 16,
+        "prompt_groups_per_step": 2,
+        "max_completion_tokens": 3,
+        "learning_rate": 0.01,
+        "dcp_save_interval": 2,
+        "store": str(store),
+    } | fields
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_service(
+    temporal_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Service]:
+    await register_namespace(temporal_server, NAMESPACE)
+    plugins = [everburn_plugin()]
+    client = await Client.connect(temporal_server, namespace=NAMESPACE, plugins=plugins)
+    rollouts, trainers = RolloutActivities(), TrainerActivities(client)
+    async with contextlib.AsyncExitStack() as stack:
+        running = stack.enter_context(running_emulator(tmp_path_factory.mktemp("backends")))
+        stack.enter_context(_environment(EMULATOR_URL_ENV, running.url))
+        stack.callback(rollouts.close)
+        stack.push_async_callback(trainers.close)
+        for worker in (
+            orchestrator(client),
+            rollout_worker(client, rollouts, 100),
+            trainer_worker(client, trainers),
+        ):
+            await stack.enter_async_context(worker)
+        yield Service(running, client)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def service(shared_service: Service) -> AsyncIterator[Service]:
+    """Nothing planned, all capacity, kind answers. Histories are checked after the test."""
+    yield shared_service
+    shared_service.emulator.admin("DELETE", "faults")
+    shared_service.admin("unknowns")
+    shared_service.admin("capacity")
+    while shared_service.runs:
+        run = shared_service.runs.pop()
+        with contextlib.suppress(RPCError):
+            await run.handle.terminate("its test is over")
+        first = run.handle.first_execution_run_id
+        assert first is not None
+        histories = await run_histories(shared_service.client, run.ref.id, first)
+        for history in histories:
+            check_payloads(history)
+        await replay(histories, [everburn_plugin()])
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        assert os.environ[name] == value
+        yield

@@ -1,0 +1,94 @@
+"""What is true of a run whatever it trains on: one suite for serverless and for dedicated."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.conftest import Run, Service
+from everburn.config import parse_config
+from everburn.run_folder import stored_config
+from workers.resume import rebuilt_state
+
+BACKENDS = {
+    "serverless": {"backend": "emulator"},
+    "dedicated": {"backend": "emulator-dedicated"},
+    "dedicated, full parameters": {
+        "backend": "emulator-dedicated",
+        "lora_rank": 0,
+        "learning_rate": 0.004,
+    },
+}
+
+
+@pytest.fixture(params=BACKENDS.values(), ids=BACKENDS.keys())
+def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a configuration says about where it trains: all that differs."""
+    fields: dict[str, Any] = request.param
+    return fields
+
+
+async def nothing_is_left(run: Run) -> None:
+    """Neither session, job nor deployment of the run."""
+    state = run.service.state
+    assert [s for s in state["sessions"].values() if s["models"]] == []
+    if stored_config(run.ref).dedicated:
+        assert state["jobs"][run.resources.job_id] == "JOB_STATE_DELETED"
+        assert run.resources.deployment_id not in state["deployments"]
+
+
+async def test_training_improves(service: Service, tmp_path: Path, backend: dict[str, Any]) -> None:
+    run = await service.start(tmp_path, rows=16, **backend)
+    result = await run.result()
+    assert (result.steps, result.version) == (8, 8)
+    assert sum(run.rewards[-3:]) / 3 > sum(run.rewards[:3]) / 3 + 0.15
+    assert {entry.epoch for entry in run.ledger} == {1}
+    verified = await run.verified()
+    assert verified.steps == 8
+    await nothing_is_left(run)
+
+
+async def test_a_stopped_run_is_resumed(
+    service: Service, tmp_path: Path, backend: dict[str, Any]
+) -> None:
+    run = await service.start(tmp_path, rows=12, **backend)
+    await run.until_step(2)
+    await run.handle.signal("stop")
+    stopped = await run.result()
+    assert stopped.stopped
+    await nothing_is_left(run)
+
+    config = stored_config(run.ref)
+    state = rebuilt_state(run.ref, config, time.time())
+    again = await service.go_on(run.ref, config.model_dump(mode="json"), state)
+    result = await again.result()
+    assert result.steps == 6
+    assert [entry.version for entry in again.ledger] == [1, 2, 3, 4, 5, 6]
+    await again.verified()
+    await nothing_is_left(again)
+
+
+async def test_a_trainer_that_is_taken_away_in_a_step_is_replaced(
+    service: Service, tmp_path: Path, backend: dict[str, Any]
+) -> None:
+    config = parse_config({"rollout": "a:b", "dataset": "x", "base_model": "m"} | backend)
+    kind = "preempt_job" if config.dedicated else "expire_session"
+    service.emulator.plan_fault("optim_step", kind, after=2)
+    run = await service.start(tmp_path, **backend)
+    result = await run.result()
+    assert result.steps == 4
+    assert [entry.epoch for entry in run.ledger] == [1, 1, 2, 2]
+    await run.verified()
+    await nothing_is_left(run)
+
+
+async def test_the_final_policy_becomes_a_model(
+    service: Service, tmp_path: Path, backend: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    model_id = request.node.callspec.id.replace(", ", "-").replace(" ", "-")
+    service.emulator.plan_fault("promote", "status", status=400, message="try again")
+    run = await service.start(tmp_path, rows=4, output_model_id=model_id, **backend)
+    result = await run.result()
+    assert result.model == f"accounts/everburn/models/{model_id}"
+    await nothing_is_left(run)

@@ -1,0 +1,229 @@
+"""What only dedicated training has: a job and a deployment to wait for, to fence, to give back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fireworks.training.sdk import DeploymentManager, TrainerJobConfig, TrainerJobManager
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import CancelledError
+
+from backends.conftest import Run, Service, a_config
+from everburn.emulator.base_model import TINY
+from everburn.publications import current_publication
+from support.waiting import until
+
+LORA = {"backend": "emulator-dedicated", "rows": 4}
+FULL = LORA | {"lora_rank": 0, "learning_rate": 0.004}
+WORST = {"applies_repetitions": True, "shares_full_parameters": True, "keeps_gradients": True}
+
+
+def jobs(service: Service) -> TrainerJobManager:
+    return TrainerJobManager(api_key="fw_local", base_url=service.emulator.url)
+
+
+def deployments(service: Service) -> DeploymentManager:
+    return DeploymentManager(api_key="fw_local", base_url=service.emulator.url)
+
+
+async def gone(run: Run) -> None:
+    """Return once neither job nor deployment of the run is left."""
+
+    def nothing() -> bool:
+        state = run.service.state
+        deleted = state["jobs"].get(run.resources.job_id) == "JOB_STATE_DELETED"
+        return deleted and run.resources.deployment_id not in state["deployments"]
+
+    await until(nothing, lambda: run.service.state, 60)
+
+
+# Waiting
+
+
+async def test_a_run_waits_for_capacity_and_says_so(service: Service, tmp_path: Path) -> None:
+    service.admin("capacity", available=False)
+    run = await service.start(tmp_path, **LORA)
+    waiting = await run.until_waiting_for("pending, for lack of capacity")
+    assert run.resources.job_id in waiting.waiting_for
+    assert (await run.status()).lease_epoch == 1
+    service.admin("capacity", available=True)
+    assert (await run.result()).steps == 2
+
+
+async def test_a_run_that_finds_no_capacity_in_time_fails(service: Service, tmp_path: Path) -> None:
+    service.admin("capacity", available=False)
+    run = await service.start(tmp_path, trainer={"pending_timeout": 0.5}, **LORA)
+    failure = await run.failure()
+    assert failure.type == "NoResources"
+    assert "pending, for lack of capacity" in failure.message
+    await gone(run)
+
+
+async def test_a_run_that_waits_can_be_cancelled(service: Service, tmp_path: Path) -> None:
+    service.admin("capacity", available=False)
+    run = await service.start(tmp_path, **LORA)
+    await run.until_waiting_for("pending")
+    await run.handle.cancel()
+    with pytest.raises(WorkflowFailureError) as ended:
+        await run.result()
+    assert isinstance(ended.value.cause, CancelledError)
+    await gone(run)
+
+
+async def test_a_job_to_attach_to_must_exist(service: Service, tmp_path: Path) -> None:
+    run = await service.start(tmp_path, trainer={"job_id": "nowhere"}, **LORA)
+    failure = await run.failure()
+    assert "there is no trainer job nowhere in account everburn" in failure.message
+    assert run.resources.deployment_id not in service.state["deployments"]
+
+
+# Cleanup
+
+
+async def test_what_the_run_did_not_make_is_kept(service: Service, tmp_path: Path) -> None:
+    with jobs(service) as manager:
+        manager.create_and_wait(
+            TrainerJobConfig(
+                base_model=TINY,
+                lora_rank=4,
+                requested_job_id="ours",
+                auto_select_training_shape=True,
+            )
+        )
+    run = await service.start(
+        tmp_path, trainer={"job_id": "ours"}, deployment={"cleanup": "scale_to_zero"}, **LORA
+    )
+    assert (await run.result()).steps == 2
+    state = service.state
+    assert state["jobs"]["ours"] == "JOB_STATE_RUNNING"
+    assert state["deployments"][run.resources.deployment_id] == {"replicas": []}
+
+
+async def test_a_run_that_is_cancelled_or_terminated_leaves_nothing(
+    service: Service, tmp_path: Path
+) -> None:
+    cancelled = await service.start(tmp_path, **LORA | {"rows": 40})
+    terminated = await service.start(tmp_path, **LORA | {"rows": 40})
+    await cancelled.until_step(1)
+    await cancelled.handle.cancel()
+    await terminated.until_step(1)
+    await terminated.handle.terminate()
+    await gone(cancelled)
+    await gone(terminated)
+
+
+async def test_a_run_that_fails_leaves_nothing(service: Service, tmp_path: Path) -> None:
+    run = await service.start(
+        tmp_path, **LORA | {"rollout": "support.small_numbers:make_broken_rollout_fn"}
+    )
+    assert "broken on purpose" in (await run.failure()).message
+    await gone(run)
+
+
+# Publication
+
+
+@pytest.mark.parametrize("kind", ["hotload_error", "hotload_stuck"])
+async def test_a_publication_that_fails_once_costs_a_recovery(
+    service: Service, tmp_path: Path, kind: str
+) -> None:
+    service.emulator.plan_fault("hot_load", kind, after=1)
+    run = await service.start(tmp_path, deployment={"hotload_timeout": 1.0}, **FULL)
+    assert (await run.result()).steps == 2
+    assert run.ledger[-1].epoch == 2
+    await run.verified()
+
+
+async def test_a_publication_that_fails_each_time_ends_the_run_in_the_servers_words(
+    service: Service, tmp_path: Path
+) -> None:
+    run = await service.start(tmp_path, **LORA | {"rows": 16})
+    await run.until_step(1)
+    service.emulator.plan_fault("hot_load", "hotload_error", count=10)
+    failure = await run.failure()
+    assert failure.type == "StepKillsTrainer"
+    assert "injected fault: the weights can't be read" in failure.message
+
+
+async def test_a_snapshot_put_in_the_place_of_the_runs_is_noticed(
+    service: Service, tmp_path: Path
+) -> None:
+    """As an earlier holder does whose last call took long."""
+    run = await service.start(tmp_path, **LORA | {"rows": 12})
+    await run.until_step(1)
+    first = current_publication(run.store)
+    assert first is not None
+    await run.until_step(2)
+    await run.handle.execute_update("pause")
+
+    async def quiet() -> bool:
+        status = await run.status()
+        return not status.groups_in_flight and not status.groups_ready
+
+    await until(quiet, lambda: "the run doesn't come to rest", 60)
+    with deployments(service) as manager:
+        manager.hotload(run.resources.deployment_id, TINY, first.snapshot)
+
+    async def replaced() -> bool:
+        return (await run.status()).lease_epoch == 2
+
+    await until(replaced, lambda: "the lease isn't replaced", 60)
+    await run.handle.execute_update("resume")
+    assert (await run.result()).steps == 6
+    await run.verified()
+
+
+# The unknowns at their worst
+
+
+@pytest.mark.parametrize("fields", [LORA, FULL], ids=["lora", "full parameters"])
+@pytest.mark.parametrize(
+    ("operation", "kind", "details"),
+    [
+        # The old holder's gradients stay where the new one adds its own.
+        ("forward_backward", "status", {"status": 410, "applied": True}),
+        # Applied, its answer lost, sent again and applied again.
+        ("forward_backward", "drop", {"applied": True}),
+        ("optim_step", "drop", {"applied": True}),
+        ("optim_step", "preempt_job", {}),
+        ("load_weights", "drop", {"applied": True}),
+    ],
+)
+@pytest.mark.chaos
+async def test_every_step_is_applied_once(
+    service: Service,
+    tmp_path: Path,
+    fields: dict[str, Any],
+    operation: str,
+    kind: str,
+    details: dict[str, Any],
+) -> None:
+    service.admin("unknowns", **WORST)
+    run = await service.start(tmp_path, **fields | {"rows": 8})
+    await run.until_step(1)
+    if operation == "load_weights":
+        service.emulator.plan_fault("optim_step", "status", status=410)
+    service.emulator.plan_fault(operation, kind, **details)
+    assert (await run.result()).steps == 4
+    assert service.emulator.admin("GET", "faults") == {"faults": []}
+    assert run.ledger[-1].epoch == 2
+    service.admin("unknowns")
+    assert (await run.verified()).steps == 4
+
+
+async def test_a_new_holder_starts_from_what_was_saved_and_nothing_else(
+    service: Service, tmp_path: Path
+) -> None:
+    service.admin("unknowns", **WORST)
+    run = await service.start(tmp_path, **FULL | {"rows": 8})
+    await run.until_step(1)
+    service.emulator.plan_fault("forward_backward", "status", status=410, applied=True)
+    assert (await run.result()).steps == 4
+    assert run.ledger[-1].epoch == 2
+    service.admin("unknowns")
+    assert (await run.verified()).steps == 4
+
+
+def test_the_configuration_is_all_that_differs(tmp_path: Path) -> None:
+    local, dedicated = a_config(tmp_path), a_config(tmp_path, backend="emulator-dedicated")
+    assert {key for key in dedicated if dedicated[key] != local.get(key)} == {"backend"}

@@ -1,0 +1,304 @@
+"""A dedicated session through the unmodified SDK: opened, published, fenced."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.config import RunConfig, parse_config
+from everburn.emulator.base_model import TINY
+from everburn.learning.datums import Datum, build_datum
+from everburn.ledger import AdamParams
+from everburn.provisioning import find_resources
+from everburn.refs import RunRef
+from everburn.rollouts import RolloutSample
+from everburn.run_folder import Owner, create_run_folder
+from everburn.store import ArtifactStore
+from everburn.trainers import PromotionError, TrainerStateLostError, TrainerUnavailableError
+from everburn.trainers.dedicated import DedicatedTrainer
+from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
+from everburn.trainers.jobs import ResourcesRefusedError, RunResources
+from support.emulator import RunningEmulator, running_emulator
+
+ADAM = AdamParams(
+    learning_rate=0.01,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-12,
+    weight_decay=0.0,
+    grad_clip_norm=0.0,
+    normalization="num_loss_tokens",
+)
+
+
+@pytest.fixture(scope="module")
+def own_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEmulator]:
+    with running_emulator(tmp_path_factory.mktemp("dedicated")) as running:
+        yield running
+
+
+@pytest.fixture
+def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
+    yield own_emulator
+    own_emulator.admin("DELETE", "faults")
+    own_emulator.admin("POST", "unknowns", {})
+    own_emulator.admin("POST", "capacity", {})
+
+
+class Place:
+    """A run's folder with a configuration in it."""
+
+    def __init__(self, emulator: RunningEmulator, folder: Path, **fields: Any) -> None:
+        values = {
+            "rollout": "task:make",
+            "dataset": "rows.jsonl",
+            "base_model": TINY,
+            "lora_rank": 0,
+            "backend": "emulator-dedicated",
+            "base_url": emulator.url,
+        }
+        self.config: RunConfig = parse_config(values | fields)
+        self.run = RunRef(store=str(folder), id="run")
+        self.store = ArtifactStore.of(self.run)
+        create_run_folder(self.run, self.config, Owner(chain=str(folder)))
+        self.resources = RunResources(self.run, self.config)
+
+    async def open(self, epoch: int) -> DedicatedTrainer:
+        return await DedicatedTrainer.open_for(self.run, self.config, epoch)
+
+
+@pytest.fixture
+async def place(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Place]:
+    """With a running job and a ready deployment."""
+    place = Place(emulator, tmp_path)
+    assert place.resources.advance().stage == "ready"
+    yield place
+    place.resources.clean_up()
+
+
+def a_datum(advantage: float = 1.0) -> Datum:
+    sample = RolloutSample(
+        tokens=[2, 3, 4, 5], logprobs=[0.0, 0.0, -4.0, -4.0], loss_mask=[0, 0, 1, 1], reward=1.0
+    )
+    return build_datum(sample, advantage)
+
+
+async def test_what_is_published_is_served(place: Place) -> None:
+    from fireworks.training.sdk import FiretitanSamplingClient
+
+    trainer = await place.open(1)
+    for version in range(3):  # whole, then two differences
+        await trainer.forward_backward([a_datum()], "importance_sampling", {})
+        await trainer.optim_step(ADAM)
+        snapshot = await trainer.publish(f"policy-000{version}-e1")
+        await trainer.probe()
+        (own,) = await trainer.forward([[2, 3, 4, 5]])
+        client = FiretitanSamplingClient.from_sampler_handle(snapshot.handle, api_key="fw_local")
+        (scored,) = await client.deployment_sampler.sample_with_prompt_tokens(
+            [2, 3, 4, 5], max_tokens=1, logprobs=True, echo=True
+        )
+        assert list(scored.sampling_logprobs[:3]) == pytest.approx(own, abs=1e-4)
+        assert snapshot.shared
+        assert snapshot.path.startswith(f"policy-000{version}-e1-")
+        assert "fw_local" not in snapshot.handle
+    await trainer.close()
+
+
+async def test_a_policy_that_was_published_as_a_difference_is_promoted_whole(place: Place) -> None:
+    trainer = await place.open(1)
+    for version in range(2):
+        await trainer.forward_backward([a_datum()], "importance_sampling", {})
+        await trainer.optim_step(ADAM)
+        snapshot = await trainer.publish(f"policy-000{version}-e1")
+    name = "accounts/everburn/models/all-parameters"
+    assert await trainer.promote(snapshot.path, "all-parameters", again=False) == name
+    with pytest.raises(PromotionError, match="exists already"):
+        await trainer.promote(snapshot.path, "all-parameters", again=False)
+    assert await trainer.promote(snapshot.path, "all-parameters", again=True) == name
+    await trainer.close()
+
+
+async def test_an_earlier_holder_is_out_once_the_next_has_opened(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    emulator.admin("POST", "unknowns", {"shares_full_parameters": True, "keeps_gradients": True})
+    first = await place.open(1)
+    start = await first.save_checkpoint("state-0")
+    await first.forward_backward([a_datum()], "importance_sampling", {})
+    second = await place.open(2)
+    with pytest.raises(TrainerStateLostError):
+        await first.optim_step(ADAM)
+    with pytest.raises(TrainerStateLostError):
+        await first.probe()
+    await second.load_checkpoint(start)
+    await second.forward_backward([a_datum(-1.0)], "importance_sampling", {})
+    metrics = await second.optim_step(ADAM)
+    assert (metrics["accumulated"], metrics["step"]) == (1, 1)
+    for trainer in (first, second):
+        await trainer.close()
+
+
+async def test_a_job_whose_old_model_does_not_unload_is_replaced(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    first = await place.open(1)
+    start = await first.save_checkpoint("state-0")
+    emulator.plan_fault("unload_model", "status", status=400)
+    with pytest.raises(TrainerUnavailableError):
+        await place.open(2)
+    while place.resources.advance().stage != "ready":
+        pass
+    record = find_resources(place.store)
+    assert record is not None
+    assert record.job_id == f"{record.name}-2"
+    third = await place.open(3)
+    await third.load_checkpoint(start)
+    await third.publish("policy-0000-e3")
+    await third.probe()
+    for trainer in (first, third):
+        await trainer.close()
+
+
+async def test_a_request_that_was_applied_twice_is_noticed(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    emulator.admin("POST", "unknowns", {"applies_repetitions": True})
+    trainer = await place.open(1)
+    emulator.plan_fault("forward_backward", "drop", applied=True)
+    await trainer.forward_backward([a_datum()], "importance_sampling", {})
+    with pytest.raises(TrainerStateLostError, match="added up 2 requests where 1 were sent"):
+        await trainer.optim_step(ADAM)
+    await trainer.close()
+
+
+async def test_a_publication_that_fails_says_why(emulator: RunningEmulator, place: Place) -> None:
+    trainer = await place.open(1)
+    emulator.plan_fault("hot_load", "hotload_error")
+    with pytest.raises(TrainerStateLostError, match="the weights can't be read"):
+        await trainer.publish("policy-0000-e1")
+    await trainer.close()
+
+
+async def test_a_publication_has_a_deadline(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
+    place.resources.advance()
+    trainer = await place.open(1)
+    emulator.plan_fault("hot_load", "hotload_stuck")
+    with pytest.raises(TrainerStateLostError, match=r"after 0\.2 s: stage loading, ready False"):
+        await trainer.publish("policy-0000-e1")
+    await trainer.close()
+    place.resources.clean_up()
+
+
+async def test_another_snapshot_in_the_place_of_the_sessions_is_noticed(place: Place) -> None:
+    from fireworks.training.sdk import DeploymentManager
+
+    trainer = await place.open(1)
+    first = await trainer.publish("policy-0000-e1")
+    await trainer.publish("policy-0001-e1")
+    resources = find_resources(place.store)
+    assert resources is not None
+    with DeploymentManager(api_key="fw_local", base_url=place.config.base_url or "") as manager:
+        manager.hotload(resources.deployment_id, TINY, first.path)
+    with pytest.raises(TrainerStateLostError, match=r"serves policy-0000-e1-.*, not policy-0001"):
+        await trainer.probe()
+    await trainer.close()
+
+
+async def test_a_state_that_is_not_what_was_saved_is_noticed(place: Place) -> None:
+    trainer = await place.open(1)
+    tokens = [2, 3, 4, 5]
+    (logprobs,) = await trainer.forward([tokens])
+    fingerprint = Fingerprint(checkpoint="c", tokens=tokens, logprobs=logprobs)
+    put_fingerprint(place.store, fingerprint)
+    await check_fingerprint(place.store, trainer, "c")
+    await check_fingerprint(place.store, trainer, "another, of which nothing is known")
+    await trainer.forward_backward([a_datum()], "importance_sampling", {})
+    await trainer.optim_step(ADAM)
+    with pytest.raises(TrainerStateLostError, match="another holder may have changed the weights"):
+        await check_fingerprint(place.store, trainer, "c")
+    await trainer.close()
+
+
+# The job and the deployment
+
+
+def test_looking_again_makes_nothing_twice(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path)
+    before = emulator.admin("GET", "state")
+    for _ in range(2):
+        assert place.resources.advance().stage == "ready"
+    after = emulator.admin("GET", "state")
+    assert len(after["jobs"]) == len(before["jobs"]) + 1
+    assert len(after["deployments"]) == len(before["deployments"]) + 1
+    assert place.resources.clean_up() == place.resources.clean_up()
+
+
+def test_a_deleted_job_is_followed_by_another(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path)
+    place.resources.advance()
+    place.resources.clean_up()
+    assert place.resources.advance().stage == "ready"
+    record = find_resources(place.store)
+    assert record is not None
+    assert record.job_id == f"{record.name}-2"
+    place.resources.clean_up()
+
+
+def test_a_deployment_follows_the_run_to_its_next_job(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    place = Place(emulator, tmp_path, deployment={"cleanup": "scale_to_zero"})
+    place.resources.advance()
+    place.resources.clean_up()
+    while place.resources.advance().stage != "ready":
+        pass
+    record = find_resources(place.store)
+    assert record is not None
+    (deployment,) = (
+        each
+        for each in emulator.emulator.managed.deployments()
+        if each.deployment_id == record.deployment_id
+    )
+    assert deployment.request["hotLoadTrainerJob"].endswith(record.job_id)
+    assert deployment.replicas == 1
+
+
+def test_a_stopped_job_is_resumed_and_its_end_is_told(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    place = Place(emulator, tmp_path, lora_rank=4)
+    place.resources.advance()
+    record = find_resources(place.store)
+    assert record is not None
+    emulator.admin(
+        "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_CANCELLED", "message": "idle"}
+    )
+    found = place.resources.advance()
+    assert (found.stage, found.resumed) == ("starting", True)
+    assert "cancelled (idle)" in found.text
+    assert place.resources.advance().stage == "ready"
+    place.resources.clean_up()
+
+
+def test_the_deployment_may_own_the_snapshots(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path, deployment={"weight_sync_scope": "per_deployment"})
+    assert place.resources.advance().stage == "ready"
+    record = find_resources(place.store)
+    assert record is not None
+    job = emulator.emulator.managed.job(record.job_id)
+    assert job.request["hotLoadDeploymentId"] == record.deployment_id
+    place.resources.clean_up()
+
+
+def test_what_is_refused_is_said(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path, base_model="accounts/nobody/models/none")
+    with pytest.raises(ResourcesRefusedError, match=r"HTTP 400.*accounts/nobody/models/none"):
+        place.resources.advance()
+
+
+def test_nobody_answers(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path, base_url="http://127.0.0.1:9")
+    with pytest.raises(TrainerUnavailableError, match=r"nothing answers at http://127\.0\.0\.1:9"):
+        place.resources.advance()

@@ -1,0 +1,58 @@
+"""The examples' own configurations on real workers and the emulator, cut short: fewer rows, and
+base models that are made in a second."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.evaluation import AFTER_KEY, BEFORE_KEY, load_report
+from everburn.learning.rollout_file import read_rollout
+from everburn.refs import rollout_key
+from support.emulator import RunningEmulator
+from support.farm import Start
+from support.script import Script
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def cut_short(name: str, base_model: str) -> dict[str, Any]:
+    """An example's configuration with two steps of two rows, and four held-out rows."""
+    values = json.loads((EXAMPLES / name / "run.json").read_text())
+    values["dataset"]["kwargs"]["count"] = 4
+    values["evaluation_dataset"]["kwargs"]["count"] = 4
+    return values | {
+        "base_model": base_model,
+        "tokenizer_model": None,
+        "prompt_groups_per_step": 2,
+        "completions_per_prompt": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "base_model", "tool_turns"),
+    [
+        ("frozen_lake", "support.recipes:hasty_walker", 12),
+        ("multihop_qa", "support.recipes:hasty_reader", 8),
+    ],
+)
+async def test_an_example_trains_over_several_turns(
+    start: Start, emulator: RunningEmulator, name: str, base_model: str, tool_turns: int
+):
+    run = await start(Script(), **cut_short(name, base_model), base_url=emulator.base_url)
+    await run.result()
+
+    assert len(run.ledger) == 2
+    assert any(entry.updated for entry in run.ledger)
+    assert all((entry.prepared is not None) == (name == "multihop_qa") for entry in run.ledger)
+    turns = []
+    for group in run.groups:
+        for member in group.members:
+            record, _ = read_rollout(run.store, rollout_key(group.key, member.completion))
+            assert record.info["turns"] == len(record.versions)
+            turns.append(record.info["turns"])
+    assert 1 < max(turns) <= tool_turns
+    for key in (BEFORE_KEY, AFTER_KEY):
+        report = load_report(run.store, key)
+        assert report is not None and len(report.samples) == 4
