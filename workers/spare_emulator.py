@@ -15,8 +15,8 @@ from workers.ports import HOST, free_port, is_open
 from workers.stack_folder import StackFolder
 from workers.supervisor import everburn_command
 
-START_TIMEOUT = 60.0
-"""Seconds: importing torch on a busy machine takes its time."""
+START_TIMEOUT = 180.0
+"""Seconds: importing torch on a busy machine takes its time. One that dies is noticed at once."""
 
 
 @contextmanager

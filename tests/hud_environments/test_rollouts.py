@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,16 @@ from hud.agents.types import Sample as HudSample
 from hud.eval.run import Run
 
 from everburn.failures import classify
+from everburn.hud.agent import PolicyAgent
+from everburn.hud.prompts import make_format
 from everburn.hud.rollouts import HudRunFailedError
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
 from everburn.refs import GroupKey, rollout_key
 from everburn.rollout_runner import RolloutRunner
 from everburn.rollouts import RolloutRun, RolloutSetup
+from everburn.sampling import CompletionScope, current_scope
 from hud_environments.conftest import ENV, Runs, a_task
+from support.waiting import until
 
 FIRST = GroupKey(cursor=0)
 
@@ -116,11 +119,6 @@ class Overloaded(Agent):
         raise ConnectionError("try later")
 
 
-class Unfinished(Agent):
-    def __init__(self) -> None:
-        pass
-
-
 def silent(setup: RolloutSetup) -> Agent:
     return Silent()
 
@@ -202,23 +200,39 @@ async def test_turns_of_an_agent_become_one_segment_with_exact_ancestry(runs: Ru
 
 
 async def test_a_blocking_grader_holds_up_neither_sampling_nor_the_rollouts_loop(
-    runs: Runs,
+    runs: Runs, tmp_path: Path
 ) -> None:
-    tasks = [a_task("slow_grader", seconds=0.4)] * 8
-    runner = await runs.runner(tasks, env_path=ENV)
-    longest = 0.0
+    runner = await runs.runner([a_task("blocking_grader", folder=str(tmp_path))], env_path=ENV)
+    blocked = asyncio.create_task(complete(runner))
+    await until((tmp_path / "blocks").exists)
+    current_scope.set(CompletionScope("a test", 0))
+    sample = await runner._sampler.sample([2, 3, 4])
+    assert sample.tokens
+    assert not blocked.done()
+    (tmp_path / "go on").touch()
+    _, run = await blocked
+    assert run.segments[0].reward == 0.5
 
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.01)
-            longest = max(longest, time.monotonic() - before)
 
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*(complete(runner, GroupKey(cursor=i)) for i in range(8)))
-    watching.cancel()
-    assert longest < 0.4
+class Together(PolicyAgent):
+    """Samples once as many environments are up as the test wants at once."""
+
+    barrier = asyncio.Barrier(64)
+
+    async def __call__(self, run: Run) -> None:
+        await asyncio.wait_for(self.barrier.wait(), 60)
+        await super().__call__(run)
+
+
+def together(setup: RolloutSetup) -> Agent:
+    return Together(setup.sampler, make_format("plain", setup.tokenizer), 60)
+
+
+async def test_sixty_four_environments_at_once(runs: Runs) -> None:
+    tasks = [a_task("variety", start=f"{chr(97 + n % 26)}{n}") for n in range(64)]
+    runner = await runs.runner(tasks, env_path=ENV, agent=f"{__name__}:together")
+    done = await asyncio.gather(*(complete(runner, GroupKey(cursor=n)) for n in range(64)))
+    assert len({record.prompt for record, _ in done}) == 64
 
 
 async def test_no_more_environments_run_at_once_than_the_worker_may_have(

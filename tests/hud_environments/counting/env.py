@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 from hud import Environment
 from hud.graders import EvaluationResult
@@ -28,10 +29,17 @@ async def chat(start: str):
 
 
 @env.template()
-async def slow_grader(seconds: float):
+async def blocking_grader(folder: str):
     yield "ab"
-    time.sleep(seconds)  # noqa: ASYNC251
-    yield 0.5
+    yield block(Path(folder))
+
+
+def block(folder):
+    """A grader that waits without letting its event loop go on."""
+    (folder / "blocks").touch()
+    while not (folder / "go on").exists():
+        time.sleep(0.01)
+    return 0.5
 
 
 @env.template()
