@@ -325,7 +325,8 @@ class Managed:
 
     def exports(self, job_id: str) -> Bucket:
         """What a job has exported for samplers, oldest first. Raises NotFound."""
-        return self._bucket_of_job(self.job(job_id))
+        self.job(job_id)
+        return self.bucket(job_id)
 
     def _bucket_of(self, deployment: Deployment) -> Bucket:
         trainer = deployment.request.get("hotLoadTrainerJob")
