@@ -63,7 +63,7 @@ async def test_the_trainer_dies_during_a_step(
     run = await worst.start(**fields)
     await survived(worst, run)
     assert run.ledger[0].epoch == 1
-    assert run.ledger[-1].epoch == 2
+    assert run.ledger[-1].epoch >= 2
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def test_a_frozen_holder_comes_back_to_a_trainer_that_is_taken(
     await run.until_step(3)
     worst.stack.processes.thaw(late)
     await survived(worst, run, steps=6)
-    assert run.ledger[-1].epoch == 2
+    assert run.ledger[-1].epoch >= 2
 
 
 async def test_the_emulator_restarts(worst: Chaos) -> None:
