@@ -216,10 +216,13 @@ async def test_a_refused_request_ends_the_run_before_its_batch_is_full(start: St
     never.open()
 
 
-async def test_a_service_that_is_starting_is_waited_for(start: Start):
+async def test_a_service_that_is_starting_is_waited_for(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recovery, "BACKOFF", (5,))
     script = Script()
     script.trainer.refuse("open", TrainerUnavailableError("nothing answers"))
-    run = await start(script, rows=1)
+    run = await start_tuned(script, rows=1)
     waiting = await run.until(phase="waiting for the training service")
     assert waiting.waiting_for == "a trainer session: nothing answers"
     script.trainer.mend()
