@@ -23,6 +23,7 @@ LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})
 """The lease has ended, and no other is to be had before a person has mended the cause."""
 QUOTA = "QuotaExceededError"
 CAPACITY = "TrainerCapacityError"
+UNAVAILABLE = "TrainerUnavailableError"
 REJECTED = "TrainerRejectedError"
 UNFIT = "TrainerUnfitError"
 WORKER_SHUTDOWN = "WorkerShutdown"

@@ -62,6 +62,7 @@ class Outcome:
 
 async def disturbed_run(opened: Stack, folder: Path, seed: int) -> Outcome:
     """One run, and what its seed says happens to it."""
+    await opened.answers()
     run = RunRef(store=str(folder / "runs"), id=f"seed-{seed}")
     executions = folder / f"{run.id}.executions"
     executions.touch()

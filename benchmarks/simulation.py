@@ -84,10 +84,25 @@ class SimulatedTrainer:
     async def publish(self, name: str) -> Snapshot:
         return await self._for(self._trace.publication, Snapshot(path=name, handle=name))
 
+    async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
+        return [[-1.0] * (len(tokens) - 1) for tokens in sequences]
+
+    async def score_twice(
+        self, snapshot: Snapshot, tokens: list[int]
+    ) -> tuple[list[float], list[float]]:
+        (scores,) = await self.forward([tokens])
+        return scores, scores
+
+    async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
+        return model_id
+
     async def save_checkpoint(self, name: str) -> str:
         return f"simulated/{name}"
 
     async def load_checkpoint(self, path: str) -> None:
+        pass
+
+    async def load_adapter(self, path: str) -> None:
         pass
 
     async def probe(self) -> None:

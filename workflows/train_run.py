@@ -22,7 +22,7 @@ from temporalio.exceptions import (
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import CAPACITY
+    from activities.failure_types import CAPACITY, UNAVAILABLE
     from activities.messages import (
         LoadAdapter,
         LoadCheckpoint,
@@ -66,6 +66,9 @@ MAX_HISTORY = 3_000
 """Events after which the run continues as new: replay costs 0.4 ms per event, and it is part of
 every recovery."""
 ENDING = "the run is ending; it saves its final state by itself"
+START_PATIENCE = 120.0
+"""Seconds for a service that doesn't answer to be back, before the first session is had: it may be
+starting. A name or address that is wrong isn't waited for any longer."""
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 PROMOTE_ATTEMPTS = 3
 REAP_TIMEOUT = timedelta(minutes=3)
@@ -217,6 +220,7 @@ class TrainRun:
         """
         state = self._state
         attempts = losses = 0
+        deadline = workflow.time() + START_PATIENCE
         while True:
             try:
                 self._phase("acquiring a trainer", "a trainer worker that opens a session")
@@ -232,9 +236,12 @@ class TrainRun:
                 await self._trainer.abandon(loss)
                 if self._recovery.is_closed(loss):
                     await self._producer.settle_fatal()
-                elif loss.kind == CAPACITY:
-                    # It may take days; nothing is held meanwhile.
-                    self._phase("waiting for capacity", f"a trainer session: {loss}")
+                elif loss.kind == CAPACITY or (
+                    loss.kind == UNAVAILABLE and workflow.time() < deadline
+                ):
+                    # Capacity may take days; nothing is held meanwhile.
+                    what = "capacity" if loss.kind == CAPACITY else "the training service"
+                    self._phase(f"waiting for {what}", f"a trainer session: {loss}")
                     await workflow.sleep(backoff(attempts))
                     attempts += 1
                 elif state.grant is None or (losses := losses + 1) == MAX_LOSSES:

@@ -18,7 +18,7 @@ from everburn.trainers import (
 from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import Gate
-from workflows import recovery, trainer_lease
+from workflows import recovery, train_run, trainer_lease
 from workflows.details import describe
 
 LOST = TrainerStateLostError("the service restarted")
@@ -216,7 +216,23 @@ async def test_a_refused_request_ends_the_run_before_its_batch_is_full(start: St
     never.open()
 
 
-async def test_without_a_session_the_run_fails_and_says_why(start_tuned: Start):
+async def test_a_service_that_is_starting_is_waited_for(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recovery, "BACKOFF", (5,))
+    script = Script()
+    script.trainer.refuse("open", TrainerUnavailableError("nothing answers"))
+    run = await start_tuned(script, rows=1)
+    waiting = await run.until(phase="waiting for the training service")
+    assert waiting.waiting_for == "a trainer session: nothing answers"
+    script.trainer.mend()
+    assert (await run.result()).steps == 1
+
+
+async def test_without_a_session_the_run_fails_and_says_why(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(train_run, "START_PATIENCE", 0.0)
     script = Script()
     script.trainer.refuse("open", TrainerUnavailableError("no model named 'scripted'"))
     run = await start_tuned(script, rows=1)
