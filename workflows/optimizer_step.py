@@ -300,7 +300,7 @@ class OptimizerStep:
                 return None
             metrics["checkpoint/wall_time"] = saved.seconds
             return saved.path
-        metrics["checkpoint/failed"] = True
+        metrics["checkpoint/failed"] = 1
         return None
 
     async def _commit(

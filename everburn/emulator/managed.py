@@ -270,11 +270,15 @@ class Managed:
 
     # Snapshots
 
-    def export(self, job: Job, export: Export) -> None:
-        """Put a snapshot where the job's deployment finds it. Raises NameTaken's kin."""
-        bucket = self._bucket_of_job(job)
-        if export.identity in bucket:
-            raise AlreadyExists(f"sampler snapshot {export.identity} exists; choose a new name")
+    def bucket(self, job_id: str) -> Bucket:
+        """Where a job's exports are, and its deployment finds them."""
+        job = self._jobs[job_id]
+        owner = job.request.get("hotLoadDeploymentId")
+        return self.deployment(str(owner)).bucket if owner else job.bucket
+
+    def export(self, job_id: str, export: Export) -> None:
+        """Put a snapshot into the job's bucket, which keeps the newest."""
+        bucket = self.bucket(job_id)
         bucket[export.identity] = export
         for identity in list(bucket)[:-BUCKET_SNAPSHOTS]:
             del bucket[identity]
@@ -321,7 +325,8 @@ class Managed:
 
     def exports(self, job_id: str) -> Bucket:
         """What a job has exported for samplers, oldest first. Raises NotFound."""
-        return self._bucket_of_job(self.job(job_id))
+        self.job(job_id)
+        return self.bucket(job_id)
 
     def _bucket_of(self, deployment: Deployment) -> Bucket:
         trainer = deployment.request.get("hotLoadTrainerJob")
@@ -329,10 +334,6 @@ class Managed:
             return deployment.bucket
         job = self._jobs.get(str(trainer).rpartition("/")[2])
         return job.bucket if job is not None else {}
-
-    def _bucket_of_job(self, job: Job) -> Bucket:
-        owner = job.request.get("hotLoadDeploymentId")
-        return self.deployment(str(owner)).bucket if owner else job.bucket
 
     def _require_trainer(self, request: Mapping[str, Any]) -> None:
         trainer = request.get("hotLoadTrainerJob")

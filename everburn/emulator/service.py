@@ -22,7 +22,13 @@ from everburn.emulator.compute import ComputeThread, Work
 from everburn.emulator.decoder import Decoder
 from everburn.emulator.distribution import SamplingParams
 from everburn.emulator.engine import Engine
-from everburn.emulator.errors import EmulatorError, InvalidInput, NotFound, failed_result
+from everburn.emulator.errors import (
+    EmulatorError,
+    InvalidInput,
+    NameTaken,
+    NotFound,
+    failed_result,
+)
 from everburn.emulator.futures import Operation, OperationQueue, Promise, Result
 from everburn.emulator.managed import Export, Managed, SharedModel
 from everburn.emulator.models import ModelStore, PromotedModel
@@ -148,16 +154,21 @@ class Emulator:
     def publish(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
         """Work that takes a snapshot of a model and makes it known to its session, or to the
         deployment of its job."""
-        dedicated = model.session.job is not None
+        job = model.session.job
         ref, weights = yield from operations.sampler_weights(
-            model, self.settings.account, body, dedicated=dedicated
+            model, self.settings.account, body, dedicated=job is not None
         )
+        bucket = self.managed.bucket(job) if job is not None else {}
+        if ref.name in bucket:
+            raise NameTaken(f"sampler snapshot {ref.name} exists; choose a new name")
         earlier = model.session.snapshots_of(model)
+        if model.exported is not None and model.exported in bucket:
+            earlier.append(bucket[model.exported].snapshot)
         if model.stale and earlier:
             weights = earlier[-1].weights
         created = datetime.now(UTC).isoformat()
         snapshot = Snapshot(ref, model.engine.base, model.spec, weights, created)
-        if model.session.job is not None:
+        if job is not None:
             kind = str(body.get("checkpoint_type", "base"))
             export = Export(ref.name, snapshot, kind, model.exported if kind == "delta" else None)
             self._loop.call_soon_threadsafe(self._export, model, export)
@@ -221,7 +232,7 @@ class Emulator:
 
     def _export(self, model: Model, export: Export) -> None:
         assert model.session.job is not None
-        self.managed.export(self.managed.job(model.session.job), export)
+        self.managed.export(model.session.job, export)
         model.exported = export.identity
 
     async def base(self, name: str) -> Base:

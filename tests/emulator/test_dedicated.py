@@ -281,6 +281,12 @@ async def test_one_version_is_served_at_a_time(lora: Stage) -> None:
     assert old != pytest.approx(own, abs=1e-4)
 
 
+def test_the_name_of_a_snapshot_is_used_once(lora: Stage) -> None:
+    lora.trainer.save_weights_for_sampler_ext("v0")
+    with pytest.raises(RequestFailedError, match="choose a new name"):
+        lora.trainer.save_weights_for_sampler_ext("v0")
+
+
 def test_a_delta_fits_only_what_it_builds_on(full: Stage) -> None:
     names = []
     for version in range(3):

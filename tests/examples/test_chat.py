@@ -83,7 +83,8 @@ async def test_a_direction_that_isnt_one_moves_nobody(chat_tokenizer: Any) -> No
     answers = [calling("lake_move", direction="NORTH"), "I give up.<|im_end|>"]
     run, policy = await play(frozen_lake, "frozen_lake", chat_tokenizer, answers, row)
     assert (run.info["malformed_calls"], run.info["moves"]) == (1, [])
-    assert chat_tokenizer.decode(policy.prompts[1]).count(Walk(Map.of_seed(row["seed"])).view()) == 2
+    view = Walk(Map.of_seed(row["seed"])).view()
+    assert chat_tokenizer.decode(policy.prompts[1]).count(view) == 2
 
 
 async def test_a_question_is_searched_twice_and_answered(chat_tokenizer: Any) -> None:

@@ -50,7 +50,7 @@ async def test_igpo_trains_and_a_lost_session_reuses_its_advantages(
     await run.result()
 
     assert [batch.step for batch in batches] == [1, 2, 3]
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2]
+    assert run.ledger[0].epoch < run.ledger[1].epoch
     assert all(entry.prepared is not None and entry.updated for entry in run.ledger)
     # Two turns: their advantages differ, and each is the same for all its tokens.
     files = [entry.prepared.advantages for entry in run.ledger if entry.prepared]
@@ -85,7 +85,7 @@ async def test_a_python_loss_is_replayed_and_verified_as_it_was_trained(
     run = await start(Script(), rows=9, **fields)
     await run.result()
 
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2]
+    assert run.ledger[0].epoch < run.ledger[1].epoch
     assert run.ledger[0].loss == Entrypoint(
         name="support.losses:importance_sampling", kwargs={"scale": 0.5}
     )
@@ -148,7 +148,8 @@ async def test_a_temperature_shows_in_the_policy_ratio_only(
 async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_inference(
     start: Start, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every publication names the first snapshot: rollouts say they are of the current policy."""
+    """Every publication names the first snapshot: rollouts say they are of the current policy. The
+    check of publications would say so first; here it tolerates anything."""
     publish = ServerlessTrainer.publish
     first: list[Snapshot] = []
 
@@ -157,7 +158,7 @@ async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_infer
         return first[0]
 
     monkeypatch.setattr(ServerlessTrainer, "publish", publish_old_weights)
-    fields = tiny_turns.fields(emulator.base_url, learning_rate=0.05)
+    fields = tiny_turns.fields(emulator.base_url, learning_rate=0.05, publication_tolerance=100.0)
     run = await start(Script(), rows=4, **fields)
     await run.result()
     fresh, stale = (each for each in run.metrics() if each["rollout/step"] > 0)
@@ -190,6 +191,6 @@ async def test_the_metrics_are_those_that_the_documentation_defines(
         "producer/event",
     }
     missing = {name for name in documented if not any(fnmatch(w, name) for w in written)}
-    # A Python loss's own; and what is written of recoveries and of a standstill.
-    others = {"loss/*", "producer/waiting_for"}
+    # A Python loss's own; and what is written of recoveries, failed saves and a standstill.
+    others = {"loss/*", "checkpoint/failed", "producer/waiting_for"}
     assert {name for name in missing if not name.startswith("recovery/")} == others
