@@ -187,9 +187,15 @@ class HudOptions:
         """The run. Raises BadInputError for values that no run can have."""
         values = self._values(folder)
         try:
-            return RunFile("hud", values, parse_config(values))
+            config = parse_config(values)
         except ConfigError as error:
             raise BadInputError(str(error)) from None
+        if config.origin_problem() is not None:
+            raise BadInputError(
+                f"--resume-from {self.resume_from}: give the checkpoint's whole path, as it was "
+                "printed when it was saved"
+            )
+        return RunFile("hud", values, config)
 
     def _values(self, folder: Path) -> dict[str, Any]:
         values: dict[str, Any] = {

@@ -8,12 +8,14 @@ at-least-once activities.
 
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from everburn.config import Entrypoint
-from everburn.learning.datums import Datum
 from everburn.learning.losses import Settings
 from everburn.ledger import AdamParams
+
+if TYPE_CHECKING:
+    from everburn.learning.datums import Datum
 
 
 class TrainerError(Exception):
@@ -99,7 +101,7 @@ class Trainer(Protocol):
         ...
 
     def forward_backward(
-        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
+        self, datums: "list[Datum]", loss: str | Entrypoint, loss_config: Settings
     ) -> Awaitable[Gradients]:
         """Add the gradients of `datums` to what the session has accumulated.
 

@@ -97,6 +97,14 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     assert (config.loss, config.temperature, config.seed) == ("cispo", 0.7, 4)
 
 
+def test_a_run_resumes_from_a_checkpoint_by_its_whole_path(tmp_path: Path) -> None:
+    path = "everburn/run-98ec83701fcb40dfafceee798c1f312c/state-20"
+    config = options(resume_from=path).run_file(tmp_path).config
+    assert config.init_from_checkpoint == path
+    with pytest.raises(BadInputError, match=r"--resume-from state-20: give .* whole path"):
+        options(resume_from="state-20").run_file(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("given", "tasks", "environments"),
     [
