@@ -167,7 +167,10 @@ class RunConfig(BaseModel):
     max_rows: _Count | None = Field(default=None, description="Use only the first rows.")
 
     # The model and where it trains
-    base_model: str = Field(min_length=1)
+    base_model: str = Field(
+        min_length=1,
+        description="A model's name; on the emulator also a recipe's, `package.module:function`.",
+    )
     tokenizer_model: str | None = Field(
         default=None,
         description="Tokenizer id or path; the emulator's base models bring their own.",

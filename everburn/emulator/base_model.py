@@ -54,7 +54,7 @@ def is_known(name: str) -> bool:
 
 
 def recipe_of(name: str) -> Recipe:
-    """The recipe of a base model.
+    """The recipe of a base model. Imports the module that is named, as workers import a task's.
 
     Raises:
         UnknownBaseModel: no such name, or what is named isn't a recipe.

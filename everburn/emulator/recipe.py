@@ -9,7 +9,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -57,7 +57,7 @@ class Recipe:
     shape: Shape
     seed: int
     steps: int = 0
-    demonstrations: Callable[[random.Random], Iterator[Demonstration]] | None = field(default=None)
+    demonstrations: Callable[[random.Random], Iterator[Demonstration]] | None = None
     batch: int = 64
     cuts: tuple[int, ...] = ()
     learning_rate: float = 2.5e-3
