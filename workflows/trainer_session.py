@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 MUTATION_TIMEOUT = timedelta(hours=2)
 """The SDK polls a result for ever; longer than this no request takes."""
+MUTATION_HEARTBEAT = timedelta(seconds=15)
+"""A task that the server has handed out may never arrive at the holder, which then lives and knows
+nothing of it; and whoever executes one heartbeats by itself."""
 PICK_UP_TIMEOUT = timedelta(seconds=30)
 RELEASE_TIMEOUT = timedelta(seconds=60)
 
@@ -139,6 +142,7 @@ class TrainerSession:
                     task_queue=self._state.grant.task_queue,
                     schedule_to_start_timeout=PICK_UP_TIMEOUT,
                     start_to_close_timeout=MUTATION_TIMEOUT,
+                    heartbeat_timeout=MUTATION_HEARTBEAT,
                     retry_policy=RetryPolicy(maximum_attempts=1),
                     summary=summary,
                 )
