@@ -221,18 +221,15 @@ class Supervisor:
             return False
 
     async def _emulator_answers(self) -> bool:
-        try:
-            _, writer = await asyncio.open_connection(HOST, self._state.emulator_port)
-        except OSError:
-            return False
-        writer.close()
-        return True
+        return self._listens("emulator", self._state.emulator_port)
 
     async def _temporal_answers(self) -> bool:
         from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
         from temporalio.client import Client
         from temporalio.service import RPCError
 
+        if not self._listens("temporal", self._state.temporal_port):
+            return False
         try:
             self._client = await Client.connect(self._state.temporal, namespace=NAMESPACE)
             await self._client.workflow_service.describe_namespace(
@@ -241,6 +238,16 @@ class Supervisor:
         except (RPCError, RuntimeError):
             return False
         return True
+
+    def _listens(self, name: str, port: int) -> bool:
+        """Whether our service has the port: who else answers there may be that of a stack that was
+        started at the same moment, and was faster."""
+        try:
+            connections = psutil.Process(self._processes[name].pid).net_connections("tcp")
+        except (KeyError, psutil.Error):
+            return False
+        listening = {each.laddr[1] for each in connections if each.status == psutil.CONN_LISTEN}
+        return port in listening
 
     async def _is_polled(self, queue: str) -> bool:
         from temporalio.api.enums.v1 import TaskQueueType

@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from support.command_line import Everburn, wait_until
 from workers.ports import free_port
 from workers.stack_folder import StackFolder, StackState
@@ -101,3 +103,25 @@ def test_a_service_that_cannot_start_is_told_with_its_last_words(everburn: Everb
     assert "see .everburn/logs/temporal.log" in done.stderr
     assert "not a database" in done.stderr
     assert gone(everburn)
+
+
+def test_of_two_stacks_that_want_a_port_at_once_one_gets_it(
+    everburn: Everburn, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Their workers must not end up at each other's servers."""
+    other = Everburn(tmp_path_factory.mktemp("other").resolve())
+    emulator_port = str(free_port())
+    try:
+        for each in (everburn, other):
+            own = ["--port", str(free_port()), "--ui-port", str(free_port())]
+            each.start("dev", *own, "--emulator-port", emulator_port)
+        refused = f"error: port {emulator_port} for the emulator is in use"
+        up = "(supervisor pid"
+        wait_until(
+            lambda: all(up in e.output or refused in e.output for e in (everburn, other)),
+            "both to be up or refused",
+            timeout=START_TIMEOUT + 30,
+        )
+        assert sorted(refused in each.output for each in (everburn, other)) == [False, True]
+    finally:
+        other.close()
