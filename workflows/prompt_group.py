@@ -133,8 +133,11 @@ class PromptGroup:
                 if failures >= MAX_FAILURES or losses >= MAX_LOSSES:
                     outcome = self._failed(completion, error)
                     break
-                if kind not in (WORKER_SHUTDOWN, WORKER_LOST):
-                    delay = BACKOFF[min(failures + losses + missing, len(BACKOFF)) - 1]
+                delay: float = BACKOFF[min(failures + losses + missing, len(BACKOFF)) - 1]
+                if kind == WORKER_LOST:
+                    # Scattered: beside one that kills its worker each time, all would die again.
+                    delay = 0 if losses == 1 else delay * workflow.random().random()
+                if kind != WORKER_SHUTDOWN and delay:
                     await workflow.sleep(delay, summary=f"completion {completion}: {kind}")
         self._outcomes.append(outcome)
         await self._release()
