@@ -157,7 +157,7 @@ def a_config(store: Path, rows: int = 8, **fields: Any) -> dict[str, Any]:
         "dataset": {"name": "support.small_numbers:rows", "kwargs": {"count": rows}},
         "base_model": TINY,
         "lora_rank": 4,
-        "completions_per_prompt": 16,
+        "completions_per_prompt": 4,
         "prompt_groups_per_step": 2,
         "max_completion_tokens": 3,
         "learning_rate": 0.01,
