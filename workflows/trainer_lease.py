@@ -44,6 +44,8 @@ class TrainerLease:
         self._order = order
         self._ref = LeaseRef(run=order.run, epoch=order.epoch)
         self._release = False
+        self._orphaned = False
+        """Whether the run was found to be gone."""
         self._guard = ResetGuard()
 
     @workflow.run
@@ -51,6 +53,7 @@ class TrainerLease:
         self._guard.watch()
         try:
             await self._live()
+            await self._clean_up_if_orphaned()
         except (Exception, asyncio.CancelledError):
             if self._guard.was_reset:
                 raise self._guard.error() from None
@@ -65,7 +68,6 @@ class TrainerLease:
         try:
             if not await self._has_resources():
                 await self._tell_ended(None)
-                await self._clean_up_if_orphaned()
                 return
             grant = await self._acquire()
         except (ActivityError, ApplicationError, asyncio.CancelledError) as error:
@@ -96,9 +98,8 @@ class TrainerLease:
             workflow.continue_as_new(order.model_copy(update={"provisioning": provisioning.so_far}))
 
     async def _clean_up_if_orphaned(self) -> None:
-        """A lease that ended in peace though nobody gave it back: its run is gone, and can't clean
-        up itself."""
-        if not self._release and self._order.provisioning is not None:
+        """A run that is gone can't clean up itself."""
+        if self._orphaned and self._order.provisioning is not None:
             await clean_up(self._order.run)
 
     async def _acquire(self) -> LeaseGrant:
@@ -148,8 +149,6 @@ class TrainerLease:
         await self._released_or(holding)
         if holding.done():
             await self._tell_ended(holding.exception())
-            if holding.exception() is None:
-                await self._clean_up_if_orphaned()
             return
         await asyncio.shield(asyncio.create_task(self._give_back(grant, holding)))
         await self._tell_ended(None)
@@ -194,7 +193,7 @@ class TrainerLease:
         except ApplicationError as error:
             # The run is gone: what it leased is of no use to anybody.
             workflow.logger.info("run %s can't be reached: %s", self._order.run.id, error)
-            self._release = True
+            self._release = self._orphaned = True
 
 
 @workflow.defn(name="TrainerLease", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
