@@ -27,6 +27,9 @@ PASSED_THROUGH = (
     # Reason: imported by the above on first use, never inside a workflow.
     "annotated_types",
     "typing_inspection",
+    # Reason: its import hook, which hud's dependencies install in the process, imports it in the
+    # middle of every other import: half a second for each workflow task's sandbox.
+    "beartype",
 )
 
 
