@@ -332,7 +332,7 @@ def test_information_about_models_and_checkpoints(
         (lambda t: t.load_state("cross_job://job/step"), "dedicated trainer"),
         (lambda t: t.load_state("other/run-" + "0" * 32 + "/step"), "belongs to account 'other'"),
         (lambda t: t.save_state("Not a label"), "not a checkpoint reference"),
-        (lambda t: t.load_adapter("accounts/a/models/m"), "does not support load_adapter"),
+        (lambda t: t.load_adapter("accounts/a/models/m"), "belongs to account 'a'"),
     ],
 )
 def test_bad_content_is_a_typed_result_and_changes_nothing(
@@ -442,7 +442,7 @@ def test_unloading_frees_a_model_and_its_snapshots(
     trainer.save_weights_for_sampler("snapshot").result()
     trainer.unload_model().result()
     state = emulator.admin("GET", "state")["sessions"][service.training_session_id]
-    assert state == {"models": {}, "snapshots": []}
+    assert state == {"models": {}, "snapshots": [], "job": None}
     reply = emulator.post("/api/v1/get_info", {"model_id": trainer.model_id})
     assert reply.status_code == 404
     assert "was unloaded" in reply.text

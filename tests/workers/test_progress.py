@@ -29,6 +29,8 @@ def status(**changes: Any) -> Status:
         "evaluations": {},
         "lease_epoch": 1,
         "checkpoint": None,
+        "saved": [],
+        "model": None,
         "error": None,
         "origin": None,
         "notes": [],
