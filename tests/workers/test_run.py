@@ -12,19 +12,14 @@ from workers.stack_folder import StackFolder
 
 KEY = {"FIREWORKS_API_KEY": "fw_secret"}
 TASK = """
-from pathlib import Path
-import time
-
-def make_rollout_fn(setup):
-    raise AssertionError("no rollout is made here")
-
 def rows():
-    while not Path("go-on").exists():
-        time.sleep(0.05)
-    raise RuntimeError("there are no rows after all")
+    return [{}]
 """
 
 SUMS = """
+import asyncio
+from pathlib import Path
+
 from everburn import RolloutRun, RolloutSample
 
 def make_rollout_fn(setup):
@@ -38,6 +33,11 @@ def make_rollout_fn(setup):
 
 def rows(count):
     return [{"prompt": f"{10 + index % 90}+{10 + index // 90}="} for index in range(count)]
+
+async def evaluate(step, rollout_fn):
+    while not Path("go-on").exists():
+        await asyncio.sleep(0.05)
+    return {}
 """
 
 
@@ -47,19 +47,19 @@ def ports() -> list[str]:
 
 
 def config(everburn: Everburn, rollout: str) -> str:
-    """A run of a service that isn't there; it gets no further than its rows."""
+    """A run of a service that isn't there; it gets no further than its rollout function."""
     values = {
         "rollout": rollout,
-        "dataset": {"name": "slow_task:rows"},
+        "dataset": {"name": "few:rows"},
         "base_model": "some-model",
         "tokenizer_model": "some/tokenizer",
         "lora_rank": 8,
         "backend": "serverless",
         "base_url": "http://127.0.0.1:9/training/v1/serverless",
     }
-    (everburn.folder / "slow_task.py").write_text(TASK)
-    (everburn.folder / "slow.json").write_text(json.dumps(values))
-    return "slow.json"
+    (everburn.folder / "few.py").write_text(TASK)
+    (everburn.folder / "few.json").write_text(json.dumps(values))
+    return "few.json"
 
 
 def test_a_run_that_fails_says_how_and_leaves_nothing_running(everburn: Everburn) -> None:
@@ -78,12 +78,12 @@ def test_a_run_that_fails_says_how_and_leaves_nothing_running(everburn: Everburn
     assert not any("fw_secret" in text for text in texts_below(everburn.folder))
 
 
-def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) -> None:
+def sums(everburn: Everburn, **fields: object) -> str:
+    """A run that takes its time."""
     (everburn.folder / "sums.py").write_text(SUMS)
     values = {
         "rollout": "sums:make_rollout_fn",
         "dataset": {"name": "sums:rows", "kwargs": {"count": 8000}},
-        "evaluation_dataset": {"name": "sums:rows", "kwargs": {"count": 16}},
         "evaluation_interval": 1000,
         "base_model": base_model.TINY,
         "backend": "emulator",
@@ -91,8 +91,13 @@ def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) ->
         "prompt_groups_per_step": 2,
         "max_completion_tokens": 4,
     }
-    (everburn.folder / "sums.json").write_text(json.dumps(values))
-    run = everburn.start("run", "sums.json", *ports())
+    (everburn.folder / "sums.json").write_text(json.dumps(values | fields))
+    return "sums.json"
+
+
+def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) -> None:
+    held_out = {"name": "sums:rows", "kwargs": {"count": 16}}
+    run = everburn.start("run", sums(everburn, evaluation_dataset=held_out), *ports())
     wait_until(lambda: re.search(r"step [1-9]\d*/4000", everburn.output), "some steps")
 
     run.send_signal(signal.SIGINT)
@@ -110,9 +115,9 @@ def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) ->
 
 
 def test_the_second_interrupt_leaves_the_run_and_says_how_to_reach_it(everburn: Everburn) -> None:
-    path = config(everburn, rollout="slow_task:make_rollout_fn")
-    run = everburn.start("run", path, "--id", "slow", *ports(), **KEY)
-    wait_until(lambda: "preparing" in everburn.output, "the run to start")
+    path = sums(everburn, evaluation="sums:evaluate")
+    run = everburn.start("run", path, "--id", "slow", *ports())
+    wait_until(lambda: "waits for the evaluation" in everburn.output, "the first publication")
 
     run.send_signal(signal.SIGINT)
     wait_until(lambda: "stopping gracefully" in everburn.output, "the first interrupt")
@@ -134,13 +139,13 @@ def test_the_second_interrupt_leaves_the_run_and_says_how_to_reach_it(everburn: 
     absent = everburn("status", "absent")
     assert absent.returncode == 1
     assert "error: there is no run 'absent'" in absent.stderr
-    taken = everburn("run", path, "--id", "slow", **KEY)
+    taken = everburn("run", path, "--id", "slow")
     assert taken.returncode == 2
     assert "there is a run 'slow' already" in taken.stderr
 
     (everburn.folder / "go-on").touch()
-    wait_until(lambda: "failed" in everburn("list").stdout, "the run to end")
-    assert "run slow has ended already: failed" in everburn("stop").stdout
+    wait_until(lambda: "completed" in everburn("list").stdout, "the run to end")
+    assert "run slow has ended already: completed" in everburn("stop").stdout
 
     dev = everburn.start("dev")
     wait_until(lambda: "in use already" in everburn.output, "dev to take the stack over")
