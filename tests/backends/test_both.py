@@ -39,12 +39,12 @@ async def nothing_is_left(run: Run) -> None:
 
 
 async def test_training_improves(service: Service, tmp_path: Path, backend: dict[str, Any]) -> None:
-    run = await service.start(tmp_path, rows=16, completions_per_prompt=16, **backend)
+    run = await service.start(tmp_path, rows=24, completions_per_prompt=16, **backend)
     result = await run.result()
-    assert (result.steps, result.version) == (8, 8)
+    assert (result.steps, result.version) == (12, 12)
     assert sum(run.rewards[-3:]) / 3 > sum(run.rewards[:3]) / 3 + 0.15
     verified = await run.verified()
-    assert verified.steps == 8
+    assert verified.steps == 12
     await nothing_is_left(run)
 
 

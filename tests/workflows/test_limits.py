@@ -1,5 +1,7 @@
 """The server's limits: a wide window works, and a wider one is held below them."""
 
+import asyncio
+
 import pytest
 
 from support.farm import Start
@@ -31,6 +33,6 @@ async def test_a_window_beyond_the_limits_is_held_below_them(start: Start):
     assert status.groups_in_flight == MAX_GROUPS_OUT
 
     gate.open()
-    await run.result()
+    await asyncio.wait_for(run.handle.result(), 300)
     assert sorted(map(int, run.trained)) == list(range(560))
     assert len(run.script.begun) == 2 * 560
