@@ -62,8 +62,10 @@ async def test_the_trainer_dies_during_a_step(
     worst.plan(point, skip=skip)
     run = await worst.start(**fields)
     await survived(worst, run)
-    assert run.ledger[0].epoch == 1
-    assert run.ledger[-1].epoch >= 2
+    # In which step depends on how many submissions the first one had.
+    epochs = [entry.epoch for entry in run.ledger]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] >= 2
 
 
 @pytest.mark.parametrize(
