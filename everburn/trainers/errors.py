@@ -96,6 +96,17 @@ RULES = (
         "the service has no capacity for another session, or the account has as many as it may",
     ),
     Rule(
+        "session gone while it is opened (404, 410 for a result)",
+        "retry",
+        TrainerUnavailableError,
+        lambda signs: (
+            signs.opening
+            and signs.status in (404, 410)
+            and ("retrieving result" in signs.text or "RetryableException" in signs.types)
+        ),
+        "the service lost the session before it was ready",
+    ),
+    Rule(
         "invalid request",
         "fail",
         TrainerRejectedError,

@@ -63,6 +63,17 @@ async def test_opening(
     assert type(caught.value) is expected
 
 
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_session_that_goes_while_it_is_opened_is_asked_for_again(
+    emulator: RunningEmulator, status: int
+) -> None:
+    """As when the service restarts in that moment; an unknown model is another matter."""
+    emulator.plan_fault("retrieve_future", "status", status=status, count=ALWAYS)
+    with pytest.raises(TrainerUnavailableError, match="lost the session") as caught:
+        await ServerlessTrainer.open(a_config(emulator.base_url))
+    assert type(caught.value) is TrainerUnavailableError
+
+
 @pytest.mark.parametrize(
     ("operation", "status", "expected", "text"),
     [
