@@ -1,8 +1,9 @@
-"""Tests against the live service. They run only where FIREWORKS_API_KEY is set, cost little, and
-end every session that they open. What they learn of it is printed at the end.
+"""Tests for the live service. Where FIREWORKS_API_KEY is set they go to it, cost little, and end
+every session that they open; else they go to an emulator, which shows that the tests themselves
+work. What they learn of the server is printed at the end.
 
     FIREWORKS_API_KEY=... pytest tests/live
-    EVERBURN_LIVE_MODEL, EVERBURN_LIVE_URL: another base model, another server (an emulator, say)
+    EVERBURN_LIVE_MODEL, EVERBURN_LIVE_URL: another base model, another server
 """
 
 import os
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from everburn.backends import EMULATOR_KEY
 from everburn.config import RunConfig, parse_config
+from everburn.emulator.base_model import TINY
 from everburn.trainers.serverless import ServerlessTrainer
+from support.emulator import RunningEmulator
 
 KEY = "FIREWORKS_API_KEY"
 MODEL = os.environ.get("EVERBURN_LIVE_MODEL", "accounts/fireworks/models/qwen3p8-27b")
@@ -22,18 +26,10 @@ _answers: list[str] = []
 Answer = Callable[[str, object], None]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get(KEY):
-        return
-    skip = pytest.mark.skip(reason=f"{KEY} is not set")
-    for item in items:
-        if "live" in item.path.parts:
-            item.add_marker(skip)
-
-
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _answers:
-        terminalreporter.section("what the live service answers")
+        asked = "the live service" if os.environ.get(KEY) else "the emulator"
+        terminalreporter.section(f"what {asked} answers")
         for line in _answers:
             terminalreporter.write_line(line)
 
@@ -49,17 +45,30 @@ def answer() -> Answer:
 
 
 @pytest.fixture
-def config() -> RunConfig:
+def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, str | None]:
+    """The base model that is trained, and the URL where; None is the live service."""
+    if os.environ.get(KEY):
+        return MODEL, URL
+    monkeypatch.setenv(KEY, EMULATOR_KEY)
+    emulator: RunningEmulator = request.getfixturevalue("emulator")
+    return TINY, emulator.base_url
+
+
+@pytest.fixture
+def config(server: tuple[str, str | None]) -> RunConfig:
+    model, url = server
     values = {
         "rollout": "task:make",
         "dataset": "rows.jsonl",
-        "base_model": MODEL,
+        "base_model": model,
         "tokenizer_model": "not needed",
         "lora_rank": 8,
         "backend": "serverless",
         "learning_rate": 1e-4,
     }
-    return parse_config(values | ({"base_url": URL} if URL else {}))
+    return parse_config(values | ({"base_url": url} if url else {}))
 
 
 @pytest.fixture
