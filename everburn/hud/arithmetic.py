@@ -1,19 +1,19 @@
 """The bundled environment: one arithmetic problem, answered by the integer on the last line.
 
-Owns prompts and grader. `multiply` is put in words, for chat models; `add` as the emulator's base
-model knows it, `47+85=`. Doesn't own which problems there are (tasks.py).
+Owns prompts and rewards. `multiply` is put in words, for chat models; `add` as the emulator's base
+model knows it, `47+85=`. Doesn't own which problems there are (tasks.py), nor how an answer is read
+(everburn/grading.py).
 """
 
-import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from hud import Environment
 from hud.graders import EvaluationResult
 
-NAME = "everburn-arithmetic"
+from everburn.grading import final_integer
 
-_INTEGER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)")
+NAME = "everburn-arithmetic"
 
 
 def environment() -> Environment:
@@ -37,14 +37,9 @@ def environment() -> Environment:
 
 
 def grade_final_integer(answer: object, expected: int) -> EvaluationResult:
-    """1 if the last line is the right integer, else 0; `info` says what was read.
-
-    The line must be an optional sign and digits, or digits with well-grouped thousands, and
-    nothing else: a number inside a sentence doesn't count.
-    """
+    """1 if the last line is the right integer, else 0; `info` says what was read."""
     text = (answer if isinstance(answer, str) else "" if answer is None else str(answer)).strip()
-    final = text.splitlines()[-1].strip() if text else ""
-    got = int(final.replace(",", "")) if _INTEGER.fullmatch(final) else None
+    got = final_integer(text)
     return EvaluationResult(
         reward=float(got == expected), content=text, info={"expected": expected, "got": got}
     )

@@ -5,10 +5,10 @@ put: by the model's chat template where it has one, else as plain text.
 """
 
 import random
-import re
 from typing import Any
 
 from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
+from everburn.grading import final_integer
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
@@ -66,13 +66,6 @@ def expected(row: dict[str, Any]) -> int:
 
 
 def grade_final_integer(answer: str, right: int) -> tuple[float, dict[str, Any]]:
-    """1 if the last line is the right integer, else 0; and what was read.
-
-    The line must be an optional sign and digits, or digits with well-grouped thousands, and
-    nothing else: a number inside a sentence doesn't count.
-    """
-    lines = answer.strip().splitlines()
-    final = lines[-1].strip() if lines else ""
-    readable = re.fullmatch(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)", final)
-    got = int(final.replace(",", "")) if readable else None
+    """1 if the last line is the right integer, else 0; and what was read."""
+    got = final_integer(answer)
     return float(got == right), {"expected": right, "got": got}

@@ -5,13 +5,12 @@ from transformers import AutoTokenizer
 
 from everburn.emulator import base_model
 from examples.arithmetic.task import expected, grade_final_integer, products, render, sums
-
-RIGHT = 15_637_837
+from support.answers import READABLE, RIGHT, UNREADABLE
 
 
 @pytest.mark.parametrize(
     "answer",
-    ["15637837", "text:\n15,637,837", "\n\n15637837\n\n", "+15,637,837", "  15637837  "],
+    READABLE,
 )
 def test_the_right_integer_on_the_last_line_scores(answer: str) -> None:
     assert grade_final_integer(answer, RIGHT) == (1.0, {"expected": RIGHT, "got": RIGHT})
@@ -24,15 +23,7 @@ def test_a_negative_product_scores() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "the answer is 15637837",
-        "15637837,",
-        r"\boxed{15637837}",
-        "15637837 7",
-        "15637837\nthat's it",
-        "0.15637837",
-        "1e15637837",
-        "15,63,7837",
-        "",
+        *UNREADABLE,
     ],
 )
 def test_an_unreadable_last_line_scores_nothing(answer: str) -> None:

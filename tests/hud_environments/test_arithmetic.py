@@ -7,13 +7,12 @@ from hud.eval.run import Run
 
 from everburn.hud.arithmetic import environment, grade_final_integer
 from everburn.hud.rollouts import failure_of
-
-RIGHT = 15_637_837
+from support.answers import READABLE, RIGHT, UNREADABLE
 
 
 @pytest.mark.parametrize(
     "answer",
-    ["15637837", "text:\n15,637,837", "\n\n15637837\n\n", "+15,637,837", "  15637837  "],
+    READABLE,
 )
 def test_the_right_integer_on_the_last_line_scores(answer: str) -> None:
     grade = grade_final_integer(answer, RIGHT)
@@ -29,15 +28,7 @@ def test_a_negative_product_scores() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "the answer is 15637837",
-        "15637837,",
-        r"\boxed{15637837}",
-        "15637837 7",
-        "15637837\nthat's it",
-        "0.15637837",
-        "1e15637837",
-        "15,63,7837",
-        "",
+        *UNREADABLE,
         None,
     ],
 )
