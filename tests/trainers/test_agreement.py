@@ -20,8 +20,7 @@ from everburn.trainers.agreement import (
 )
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
-
-from .test_serverless import ADAM, a_config, a_datum
+from support.sessions import ADAM, a_config, a_datum
 
 TOKENS = [2, 3, 4, 5, 6, 7]
 

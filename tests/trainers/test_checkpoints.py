@@ -8,8 +8,7 @@ import pytest
 from everburn.trainers import PromotionError, TrainerRejectedError
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
-
-from .test_serverless import ADAM, a_config, a_datum
+from support.sessions import ADAM, a_config, a_datum
 
 
 @pytest.fixture

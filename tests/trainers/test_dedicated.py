@@ -9,7 +9,6 @@ import pytest
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.base_model import TINY
 from everburn.learning.datums import Datum, build_datum
-from everburn.ledger import AdamParams
 from everburn.provisioning import find_resources
 from everburn.refs import RunRef
 from everburn.rollouts import RolloutSample
@@ -20,16 +19,7 @@ from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
 from everburn.trainers.jobs import ResourcesRefusedError, RunResources
 from support.emulator import RunningEmulator, running_emulator
-
-ADAM = AdamParams(
-    learning_rate=0.01,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-12,
-    weight_decay=0.0,
-    grad_clip_norm=0.0,
-    normalization="num_loss_tokens",
-)
+from support.sessions import ADAM
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from everburn.trainers import (
 from everburn.trainers.errors import RULES, signs_of, translated
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
-
-from .test_serverless import ADAM, a_config, a_datum
+from support.sessions import ADAM, a_config, a_datum
 
 ALWAYS = 1000
 DOCS = Path(__file__).parents[2] / "docs" / "fireworks.md"

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from everburn.config import Entrypoint, RunConfig, parse_config
-from everburn.emulator.base_model import TINY
+from everburn.config import Entrypoint
 from everburn.emulator.losses import Loss
 from everburn.learning.datums import Datum, build_datum
 from everburn.learning.losses import LOSSES, wire_loss_of
@@ -20,6 +19,7 @@ from everburn.rollouts import RolloutSample
 from everburn.trainers import TrainerRejectedError, TrainerUnfitError
 from everburn.trainers.serverless import ServerlessTrainer, to_sdk
 from support.emulator import RunningEmulator
+from support.sessions import a_config
 
 PLAIN = AdamParams(
     learning_rate=1e8,
@@ -31,18 +31,6 @@ PLAIN = AdamParams(
     normalization="none",
 )
 """With these an optimizer step subtracts the gradient itself."""
-
-
-def a_config(url: str, **changes: Any) -> RunConfig:
-    values = {
-        "rollout": "task:make",
-        "dataset": "rows.jsonl",
-        "base_model": TINY,
-        "lora_rank": 4,
-        "backend": "emulator",
-        "base_url": url,
-    }
-    return parse_config(values | changes)
 
 
 def a_datum(first: int = 2, advantage: float = 1.0) -> Datum:

@@ -1,16 +1,10 @@
 """A training session through the unmodified SDK, against the emulator."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import numpy as np
 import pytest
 
-from everburn.config import RunConfig, parse_config
-from everburn.emulator.base_model import TINY
-from everburn.learning.datums import Datum, build_datum
-from everburn.ledger import AdamParams
-from everburn.rollouts import RolloutSample
 from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
@@ -18,36 +12,8 @@ from everburn.trainers import (
 )
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
+from support.sessions import ADAM, a_config, a_datum
 from workers.ports import free_port
-
-ADAM = AdamParams(
-    learning_rate=0.01,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-12,
-    weight_decay=0.0,
-    grad_clip_norm=0.0,
-    normalization="num_loss_tokens",
-)
-
-
-def a_config(url: str, **changes: Any) -> RunConfig:
-    values = {
-        "rollout": "task:make",
-        "dataset": "rows.jsonl",
-        "base_model": TINY,
-        "lora_rank": 4,
-        "backend": "emulator",
-        "base_url": url,
-    }
-    return parse_config(values | changes)
-
-
-def a_datum(advantage: float = 1.0) -> Datum:
-    sample = RolloutSample(
-        tokens=[2, 3, 4, 5], logprobs=[0.0, 0.0, -4.0, -4.0], loss_mask=[0, 0, 1, 1], reward=1.0
-    )
-    return build_datum(sample, advantage)
 
 
 @pytest.fixture
