@@ -1,7 +1,8 @@
 """Activities of trainer workers: acquiring a lease, holding it, and every mutation under it.
 
 A lease lives in the process that acquired it and is addressed by a task queue of its own, on
-which that process starts a second worker.
+which that process starts a second worker. Doesn't own what an operation does
+(trainer_operations.py).
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
@@ -19,6 +19,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from activities import trainer_operations
 from activities.failure_types import (
     TRAINER_STATE_LOST,
     application_error,
@@ -50,7 +51,6 @@ from everburn.ledger import PreparedBatch
 
 if TYPE_CHECKING:
     from everburn.config import RunConfig
-    from everburn.learning.batch import Score
     from everburn.run_folder import Owner
     from everburn.trainers import Trainer
     from everburn.trainers.lease import Lease
@@ -203,7 +203,7 @@ class TrainerActivities:
             order.step,
             "forward_backward",
             order.part,
-            lambda: _submit(lease, order),
+            lambda: trainer_operations.submit(lease, order),
         )
 
     @activity.defn
@@ -226,7 +226,12 @@ class TrainerActivities:
         """Save sampler weights, see that they are served, and record who serves the version."""
         lease = self._lease(order.lease)
         return await self._once(
-            lease, order.lease, order.version, "publish", 0, lambda: _publish(lease, order)
+            lease,
+            order.lease,
+            order.version,
+            "publish",
+            0,
+            lambda: trainer_operations.publish(lease, order),
         )
 
     @activity.defn
@@ -238,7 +243,7 @@ class TrainerActivities:
             order.step,
             f"save {order.name}",
             0,
-            lambda: _save_checkpoint(lease, order),
+            lambda: trainer_operations.save_checkpoint(lease, order),
         )
 
     @activity.defn
@@ -250,7 +255,7 @@ class TrainerActivities:
             order.step,
             f"load {order.path}",
             0,
-            lambda: _load_checkpoint(lease, order),
+            lambda: trainer_operations.load_checkpoint(lease, order),
         )
 
     @activity.defn
@@ -282,7 +287,14 @@ class TrainerActivities:
     @activity.defn
     async def replay_step(self, order: ReplayStep) -> None:
         lease = self._lease(order.lease)
-        await self._once(lease, order.lease, order.step, "replay", 0, lambda: _replay(lease, order))
+        await self._once(
+            lease,
+            order.lease,
+            order.step,
+            "replay",
+            0,
+            lambda: trainer_operations.replay(lease, order),
+        )
 
     async def close(self) -> None:
         """End all leases: the process goes down, and its sessions with it."""
@@ -308,7 +320,7 @@ class TrainerActivities:
         entrypoint = stored_config(run).prepare_batch
         assert entrypoint is not None
         groups = decode_groups(order.groups)
-        score = _scoring(lease, asyncio.get_running_loop())
+        score = trainer_operations.scoring(lease, asyncio.get_running_loop())
         try:
             return await self._user_loop.run(
                 lambda: prepare_batch(run, order.step, groups, entrypoint, score)
@@ -461,125 +473,3 @@ def _close_when_open(opening: "asyncio.Future[Trainer]") -> None:
 
 _closings: set["asyncio.Future[None]"] = set()
 """The loop holds tasks weakly."""
-
-
-def _scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
-    """The session's forward pass for user code, which runs on a loop of its own."""
-    from everburn.trainers.finite import require_finite_logprobs
-
-    async def forward(sequences: list[list[int]]) -> list[list[float]]:
-        return require_finite_logprobs("forward", await lease.trainer.forward(sequences))
-
-    async def score(sequences: list[list[int]]) -> list[list[float]]:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(forward(sequences), loop))
-
-    return score
-
-
-async def _submit(lease: "Lease", order: SubmitGroups) -> Submitted:
-    from everburn.learning.diagnostics import policy_distance
-    from everburn.learning.submissions import prepare_submission
-    from everburn.refs import decode_groups
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, when_there_is_space
-    from everburn.trainers.finite import require_finite_gradients
-
-    run = order.lease.run
-    config = stored_config(run)
-    datums = await when_there_is_space(
-        prepare_submission,
-        ArtifactStore.of(run),
-        order.step,
-        order.part,
-        order.lease.epoch,
-        decode_groups(order.groups),
-        order.prepared,
-    )
-    started = time.monotonic()
-    gradients = await lease.in_turn(
-        order.step,
-        order.part,
-        lambda: lease.trainer.forward_backward(datums, config.loss, config.loss_config),
-    )
-    seconds = time.monotonic() - started
-    require_finite_gradients(gradients)
-    return Submitted(
-        datums=len(datums),
-        loss_sum=gradients.metrics.get("loss:sum"),
-        distance=policy_distance(datums, gradients.logprobs, config.clip),
-        loss_metrics=gradients.loss_metrics,
-        seconds=seconds,
-    )
-
-
-async def _publish(lease: "Lease", order: Publish) -> Published:
-    from everburn.publications import Publication, publish
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, when_there_is_space
-    from everburn.trainers.agreement import check_served, recorded_completion
-
-    started = time.monotonic()
-    run = order.lease.run
-    store, config = ArtifactStore.of(run), stored_config(run)
-    if not order.current and config.dedicated:
-        # A deployment serves one version: older ones go on at the current one.
-        return Published(snapshot="", seconds=0.0)
-    recorded = asyncio.create_task(
-        asyncio.to_thread(recorded_completion, store, order.version, lease.epoch)
-    )
-    snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
-    gap = await check_served(lease.trainer, snapshot, *await recorded, config.served_tolerance)
-    publication = Publication(
-        version=order.version,
-        epoch=lease.epoch,
-        snapshot=snapshot.path,
-        handle=snapshot.handle,
-        shared=snapshot.shared,
-    )
-    await when_there_is_space(partial(publish, current=order.current), store, publication)
-    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
-
-
-async def _load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore
-    from everburn.trainers.fencing import check_fingerprint
-
-    run = order.lease.run
-    await lease.trainer.load_checkpoint(order.path)
-    if stored_config(run).dedicated:
-        await check_fingerprint(ArtifactStore.of(run), lease.trainer, order.path)
-
-
-async def _save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
-    from everburn.checkpoints import Checkpoint, record_checkpoint
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, when_there_is_space
-    from everburn.trainers.fencing import record_fingerprint
-
-    config = stored_config(order.lease.run)
-    started = time.monotonic()
-    path = await lease.trainer.save_checkpoint(order.name)
-    checkpoint = Checkpoint(
-        step=order.step,
-        version=order.version,
-        path=path,
-        epoch=lease.epoch,
-        base_model=config.base_model,
-        lora_rank=config.lora_rank,
-        adapter_seed=config.seed,
-    )
-    store = ArtifactStore.of(order.lease.run)
-    if config.dedicated:
-        await record_fingerprint(store, lease.trainer, path)
-    await when_there_is_space(record_checkpoint, store, checkpoint)
-    return Saved(path=path, seconds=time.monotonic() - started)
-
-
-async def _replay(lease: "Lease", order: ReplayStep) -> None:
-    from everburn.ledger import read_entry
-    from everburn.replay import replay_step
-    from everburn.store import ArtifactStore
-
-    store = ArtifactStore.of(order.lease.run)
-    await replay_step(store, lease.trainer, await asyncio.to_thread(read_entry, store, order.step))

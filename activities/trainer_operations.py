@@ -1,0 +1,147 @@
+"""What the holder of a lease does with its session: each operation, from its message to the domain
+and back.
+
+Doesn't own who may ask for it, and how often (trainer.py): asked twice, an operation is done twice.
+"""
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from activities.messages import (
+    LoadCheckpoint,
+    Publish,
+    Published,
+    ReplayStep,
+    SaveCheckpoint,
+    Saved,
+    SubmitGroups,
+    Submitted,
+)
+
+if TYPE_CHECKING:
+    from everburn.learning.batch import Score
+    from everburn.trainers.lease import Lease
+
+
+def scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
+    """The session's forward pass for user code, which runs on a loop of its own."""
+    from everburn.trainers.finite import require_finite_logprobs
+
+    async def forward(sequences: list[list[int]]) -> list[list[float]]:
+        return require_finite_logprobs("forward", await lease.trainer.forward(sequences))
+
+    async def score(sequences: list[list[int]]) -> list[list[float]]:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(forward(sequences), loop))
+
+    return score
+
+
+async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
+    from everburn.learning.diagnostics import policy_distance
+    from everburn.learning.submissions import prepare_submission
+    from everburn.refs import decode_groups
+    from everburn.run_folder import stored_config
+    from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.finite import require_finite_gradients
+
+    run = order.lease.run
+    config = stored_config(run)
+    datums = await when_there_is_space(
+        prepare_submission,
+        ArtifactStore.of(run),
+        order.step,
+        order.part,
+        order.lease.epoch,
+        decode_groups(order.groups),
+        order.prepared,
+    )
+    started = time.monotonic()
+    gradients = await lease.in_turn(
+        order.step,
+        order.part,
+        lambda: lease.trainer.forward_backward(datums, config.loss, config.loss_config),
+    )
+    seconds = time.monotonic() - started
+    require_finite_gradients(gradients)
+    return Submitted(
+        datums=len(datums),
+        loss_sum=gradients.metrics.get("loss:sum"),
+        distance=policy_distance(datums, gradients.logprobs, config.clip),
+        loss_metrics=gradients.loss_metrics,
+        seconds=seconds,
+    )
+
+
+async def publish(lease: "Lease", order: Publish) -> Published:
+    from everburn.publications import Publication, publish
+    from everburn.run_folder import stored_config
+    from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.agreement import check_served, recorded_completion
+
+    started = time.monotonic()
+    run = order.lease.run
+    store, config = ArtifactStore.of(run), stored_config(run)
+    if not order.current and config.dedicated:
+        # A deployment serves one version: older ones go on at the current one.
+        return Published(snapshot="", seconds=0.0)
+    recorded = asyncio.create_task(
+        asyncio.to_thread(recorded_completion, store, order.version, lease.epoch)
+    )
+    snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
+    gap = await check_served(lease.trainer, snapshot, *await recorded, config.served_tolerance)
+    publication = Publication(
+        version=order.version,
+        epoch=lease.epoch,
+        snapshot=snapshot.path,
+        handle=snapshot.handle,
+        shared=snapshot.shared,
+    )
+    await when_there_is_space(partial(publish, current=order.current), store, publication)
+    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
+
+
+async def load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
+    from everburn.run_folder import stored_config
+    from everburn.store import ArtifactStore
+    from everburn.trainers.fencing import check_fingerprint
+
+    run = order.lease.run
+    await lease.trainer.load_checkpoint(order.path)
+    if stored_config(run).dedicated:
+        await check_fingerprint(ArtifactStore.of(run), lease.trainer, order.path)
+
+
+async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
+    from everburn.checkpoints import Checkpoint, record_checkpoint
+    from everburn.run_folder import stored_config
+    from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.trainers.fencing import record_fingerprint
+
+    config = stored_config(order.lease.run)
+    started = time.monotonic()
+    path = await lease.trainer.save_checkpoint(order.name)
+    checkpoint = Checkpoint(
+        step=order.step,
+        version=order.version,
+        path=path,
+        epoch=lease.epoch,
+        base_model=config.base_model,
+        lora_rank=config.lora_rank,
+        adapter_seed=config.seed,
+    )
+    store = ArtifactStore.of(order.lease.run)
+    if config.dedicated:
+        await record_fingerprint(store, lease.trainer, path)
+    await when_there_is_space(record_checkpoint, store, checkpoint)
+    return Saved(path=path, seconds=time.monotonic() - started)
+
+
+async def replay(lease: "Lease", order: ReplayStep) -> None:
+    from everburn.ledger import read_entry
+    from everburn.replay import replay_step
+    from everburn.store import ArtifactStore
+
+    store = ArtifactStore.of(order.lease.run)
+    await replay_step(store, lease.trainer, await asyncio.to_thread(read_entry, store, order.step))
