@@ -44,13 +44,17 @@ class Recovery:
         """Restore the trainer after a loss; the run's fatal error is set where it can't be done.
 
         Admission is closed until weights and version are live again. Returns false if the run was
-        stopped while no session was to be had, with nothing left that needs one.
+        stopped instead: while no session was to be had, with nothing left that needs one, or while
+        it was held by what can't be restored.
+
+        Raises:
+            ApplicationError: it can't be restored, and the run doesn't hold.
         """
         started = workflow.time()
         self._state.losses += 1
         restored = await self.restore(loss)
         self._state.recovery_seconds += workflow.time() - started
-        return restored
+        return restored and not await self._producer.settle_fatal()
 
     async def restore(self, loss: LeaseLostError) -> bool:
         """Bring a trainer to the state after the last committed step, whatever it takes."""

@@ -192,6 +192,10 @@ class RunState(BaseModel):
         """Something has moved."""
         self.progress_at, self.standstill = now, ""
 
+    def enter(self, phase: str, waiting_for: str = "") -> None:
+        """What the run does from now on, and what it waits for over it."""
+        self.phase, self.waiting_for = phase, waiting_for
+
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]

@@ -22,24 +22,15 @@ from temporalio.exceptions import (
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import CAPACITY, UNAVAILABLE
-    from activities.messages import (
-        LoadAdapter,
-        LoadCheckpoint,
-        Prepared,
-        Promote,
-        Promoted,
-        Publish,
-        Published,
-        ReapResult,
-    )
+    from activities.messages import Prepared
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
-    from activities.trainer import TrainerActivities
     from everburn.config import ConfigError, RunConfig, parse_config, reconfigured
     from everburn.refs import RunRef
     from workflows.details import describe
+    from workflows.ending import Ending
     from workflows.evaluations import Evaluations
+    from workflows.first_lease import FirstLease
     from workflows.messages import (
         EvaluationReport,
         GroupReport,
@@ -51,14 +42,13 @@ with workflow.unsafe.imports_passed_through():
         Status,
         StopRequest,
     )
-    from workflows.optimizer_step import SAVE_ATTEMPTS, OptimizerStep, save_checkpoint
+    from workflows.optimizer_step import OptimizerStep
     from workflows.producer import Producer
-    from workflows.provisioning import clean_up
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
-    from workflows.recovery import MAX_LOSSES, Recovery, backoff, remember
+    from workflows.recovery import Recovery
     from workflows.resets import ResetGuard
-    from workflows.state import CheckpointAt, RunState
+    from workflows.state import RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
     from workflows.watchdog import Watchdog
 
@@ -66,15 +56,7 @@ MAX_HISTORY = 3_000
 """Events after which the run continues as new: replay costs 0.4 ms per event, and it is part of
 every recovery."""
 ENDING = "the run is ending; it saves its final state by itself"
-START_PATIENCE = 120.0
-"""Seconds for a service that doesn't answer to be back, before the first session is had: it may be
-starting. A name or address that is wrong isn't waited for any longer."""
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
-PROMOTE_ATTEMPTS = 3
-REAP_TIMEOUT = timedelta(minutes=3)
-"""For the resources that dead workers left behind; without a rollout worker nobody can reap."""
-GROUPS_END_TIMEOUT = 30.0
-"""Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
 
 
 @workflow.defn
@@ -158,7 +140,7 @@ class TrainRun:
         problem = self._config.origin_problem() if anew else None
         if problem is not None:
             raise ApplicationError(problem, type="InvalidConfig", non_retryable=True)
-        self._phase("starting" if anew else "resuming", "the run's folder")
+        self._state.enter("starting" if anew else "resuming", "the run's folder")
         created = await self._recorder.create_run(config)
         state.search_attributes = created.search_attributes
         beginning = asyncio.create_task(self._start() if anew else self._resume())
@@ -176,12 +158,14 @@ class TrainRun:
 
     async def _start(self) -> None:
         state = self._state
-        self._phase("preparing", "a rollout worker that loads the task")
+        self._state.enter("preparing", "a rollout worker that loads the task")
         prepared = await self._prepare()
         state.notes.extend(prepared.notes)
         state.cursor.total = prepared.rows * self._config.epochs
         state.evaluation_rows = prepared.evaluation_rows
-        await self._first_lease()
+        await FirstLease(
+            state, self._config, self._trainer, self._producer, self._recovery
+        ).acquire()
         self._producer.record_sample(force=True)
         self._producer.start()
         await self._evaluations.start_first(state.admission.version)
@@ -189,7 +173,7 @@ class TrainRun:
     async def _resume(self) -> None:
         """Go on after the run's end, or begin as a fork, from what the folder says."""
         state = self._state
-        self._phase("resuming", "a rollout worker that loads the task")
+        self._state.enter("resuming", "a rollout worker that loads the task")
         prepared = await self._prepare()
         state.evaluation_rows = prepared.evaluation_rows
         for note in prepared.notes:
@@ -212,71 +196,6 @@ class TrainRun:
         )
         return prepared
 
-    async def _first_lease(self) -> None:
-        """A session, its initial state saved, its policy published: a place to come back to.
-
-        Raises:
-            LeaseLostError: no session was to be had, or it was lost again and again.
-        """
-        state = self._state
-        attempts = losses = 0
-        deadline = workflow.time() + START_PATIENCE
-        while True:
-            try:
-                self._phase("acquiring a trainer", "a trainer worker that opens a session")
-                await self._trainer.acquire()
-                await self._load_origin()
-                self._phase("saving the initial state", "checkpoint state-0")
-                saved = await save_checkpoint(self._trainer, state, step=0)
-                self._phase("publishing the initial policy", "sampler weights")
-                await self._publish_initial()
-                remember(state, CheckpointAt(step=0, path=saved.path))
-                return
-            except LeaseLostError as loss:
-                await self._trainer.abandon(loss)
-                if self._recovery.is_closed(loss):
-                    await self._producer.settle_fatal()
-                elif loss.kind == CAPACITY or (
-                    loss.kind == UNAVAILABLE and workflow.time() < deadline
-                ):
-                    # Capacity may take days; nothing is held meanwhile.
-                    what = "capacity" if loss.kind == CAPACITY else "the training service"
-                    self._phase(f"waiting for {what}", f"a trainer session: {loss}")
-                    await workflow.sleep(backoff(attempts))
-                    attempts += 1
-                elif state.grant is None or (losses := losses + 1) == MAX_LOSSES:
-                    raise
-
-    async def _load_origin(self) -> None:
-        """What the run's configuration starts from, where that isn't the base model."""
-        config, lease = self._config, self._trainer.ref
-        if config.init_from_checkpoint is not None:
-            field, path = "init_from_checkpoint", config.init_from_checkpoint
-            activity: Any = TrainerActivities.load_checkpoint
-            order: Any = LoadCheckpoint(lease=lease, step=0, path=path)
-        elif config.warm_start_from_adapter is not None:
-            field, path = "warm_start_from_adapter", config.warm_start_from_adapter
-            activity, order = TrainerActivities.load_adapter, LoadAdapter(lease=lease, path=path)
-        else:
-            return
-        self._phase("loading what the run starts from", path)
-        try:
-            await self._trainer.run(activity, order, f"load {path}")
-        except ActivityError as error:
-            cause = getattr(error.cause, "message", str(error.cause))
-            raise ApplicationError(
-                f"{field} can't be used: {cause}", type="OriginRefused", non_retryable=True
-            ) from error
-
-    async def _publish_initial(self) -> None:
-        published: Published = await self._trainer.run(
-            TrainerActivities.publish,
-            Publish(lease=self._trainer.ref, version=self._state.admission.version),
-            "publish the initial policy, v0",
-        )
-        self._state.snapshot = published.snapshot
-        self._state.published_at = workflow.time()
-
     async def _train(self) -> None:
         state = self._state
         while await self._take_step():
@@ -293,13 +212,8 @@ class TrainRun:
             try:
                 return await self._step().run()
             except LeaseLostError as loss:
-                if not await self._recover(loss):
+                if not await self._recovery.recover(loss):
                     return False
-
-    async def _recover(self, loss: LeaseLostError) -> bool:
-        """Bring the trainer back; false if the run was stopped instead."""
-        restored = await self._recovery.recover(loss)
-        return restored and not await self._producer.settle_fatal()
 
     def _step(self) -> OptimizerStep:
         return OptimizerStep(
@@ -313,26 +227,21 @@ class TrainRun:
 
     async def _finish(self, begun: bool) -> None:
         """Everything after the last step, from committed state."""
-        state = self._state
         self._end_steps()
-        self._phase("finishing", "rollouts in flight")
-        await self._end_groups()
-        if begun:
-            await self._final_checkpoint()
-            await self._final_evaluation()
-        await self._evaluations.cancel()
-        await self._reap()
-        self._producer.record_sample(force=True)
-        await self._recorder.flush_producer_samples()
-        await self._recorder.finish(state.admission.initial_version, state.admission.version)
-        if begun:
-            await self._promote()
-        self._phase("finishing", "the trainer session's end")
-        await self._trainer.release()
-        await self._give_back_provisions()
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        self._phase("stopped" if state.stop else "completed", "")
+        await self._end().finish(begun)
+        self._state.enter("stopped" if self._state.stop else "completed")
         self._show()
+
+    def _end(self) -> Ending:
+        return Ending(
+            self._state,
+            self._config,
+            self._trainer,
+            self._producer,
+            self._evaluations,
+            self._recorder,
+            self._recovery,
+        )
 
     def _end_steps(self) -> None:
         """Nobody need wait for a step's checkpoint any more."""
@@ -341,134 +250,18 @@ class TrainRun:
             self._state.checkpoint_error = ENDING
             self._state.checkpoint_wanted = False
 
-    async def _final_checkpoint(self) -> None:
-        state = self._state
-        attempts = 0
-        while self._config.save_final_checkpoint and not state.saved:
-            self._phase("finishing", "the final checkpoint")
-            attempts += 1
-            try:
-                saved = await save_checkpoint(self._trainer, state, state.step, attempts)
-                remember(state, CheckpointAt(step=state.step, path=saved.path))
-            except ActivityError as error:
-                cause = getattr(error.cause, "message", str(error.cause))
-                state.note(f"final checkpoint, attempt {attempts}: {cause}")
-                if attempts >= SAVE_ATTEMPTS:
-                    raise ApplicationError(
-                        f"the state of step {state.step} can't be saved: {cause}. The ledger has "
-                        "the step: `everburn resume` replays it from the checkpoint before",
-                        type="CheckpointFailed",
-                        non_retryable=True,
-                    ) from error
-            except LeaseLostError as loss:
-                attempts = 0
-                if not await self._recover(loss):
-                    return
-
-    async def _promote(self) -> None:
-        """Make a model of the final policy, as long as its session lives."""
-        state, model_id = self._state, self._config.output_model_id
-        attempt = 0
-        while model_id is not None and state.model is None:
-            attempt += 1
-            self._phase("promoting the final policy", f"model {model_id}")
-            order = Promote(
-                lease=self._trainer.ref,
-                version=state.admission.version,
-                snapshot=state.snapshot,
-                model_id=model_id,
-                attempt=attempt,
-            )
-            try:
-                promoted: Promoted = await self._trainer.run(
-                    TrainerActivities.promote, order, f"promote {state.snapshot} to {model_id}"
-                )
-                state.model = promoted.model
-            except ActivityError as error:
-                cause = getattr(error.cause, "message", str(error.cause))
-                state.note(f"promotion, attempt {attempt}: {cause}")
-                if attempt == PROMOTE_ATTEMPTS:
-                    raise ApplicationError(
-                        f"{cause}. The run is trained and saved: `everburn resume {state.run.id}` "
-                        "tries the promotion again, and takes --set output_model_id=ID for another "
-                        "id",
-                        type="PromotionFailed",
-                        non_retryable=True,
-                    ) from error
-                await workflow.sleep(backoff(attempt))
-            except LeaseLostError as loss:
-                if not await self._recover(loss):
-                    return
-
-    async def _final_evaluation(self) -> None:
-        state = self._state
-        self._phase("finishing", "the evaluation of the current version")
-        while state.evaluating is not None or self._evaluations.wanted(state.admission.version):
-            await self._evaluations.start(state.admission.version)
-            await self._evaluations.finish(lambda: self._trainer.lost)
-            ended = LeaseLostError("its session ended", "SessionEnded")
-            if self._trainer.lost and not await self._recover(ended):
-                return
-            await self._producer.settle_fatal()
-
-    async def _end_groups(self) -> None:
-        state = self._state
-        await workflow.wait_condition(lambda: self._producer.settled)
-        self._producer.cancel_all()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await workflow.wait_condition(lambda: not state.out, timeout=GROUPS_END_TIMEOUT)
-
     async def _unwind(self, error: BaseException) -> None:
         """Leave nothing that spends: also when the run was cancelled."""
         self._producer.open = False
         self._end_steps()
-        self._phase("cancelling" if is_cancelled_exception(error) else "failing", "cleanup")
-        cleanup = asyncio.create_task(self._clean_up())
+        self._state.enter("cancelling" if is_cancelled_exception(error) else "failing", "cleanup")
+        cleanup = asyncio.create_task(self._end().clean_up())
         while not cleanup.done() and not self._guard.was_reset:
             # A second cancellation must not interrupt the cleanup of the first.
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await asyncio.shield(cleanup)
         if not cleanup.cancelled() and cleanup.exception() is not None:
             workflow.logger.warning("cleanup failed: %s", cleanup.exception())
-
-    async def _clean_up(self) -> None:
-        await self._end_groups()
-        await self._evaluations.cancel()
-        await self._trainer.release()
-        await self._reap()
-        await self._give_back_provisions()
-        await self._recorder.flush_producer_samples()
-        await workflow.wait_condition(workflow.all_handlers_finished)
-
-    async def _give_back_provisions(self) -> None:
-        """The trainer job and the deployment, where the run may have made them."""
-        if not self._config.dedicated or not self._state.epoch:
-            return
-        self._state.waiting_for = "the cleanup of trainer job and deployment"
-        problem = await clean_up(self._state.run)
-        if problem is not None:
-            self._state.note(problem)
-
-    async def _reap(self) -> None:
-        """End what completions whose workers died have left behind."""
-        state = self._state
-        try:
-            left = await self._recorder.count_resources()
-            if left:
-                result: ReapResult = await workflow.execute_activity_method(
-                    RolloutActivities.reap,
-                    state.run,
-                    task_queue=ROLLOUT_QUEUE,
-                    schedule_to_close_timeout=REAP_TIMEOUT,
-                    heartbeat_timeout=timedelta(seconds=10),
-                    summary=f"reap {left} resources",
-                )
-                left = result.left
-        except ActivityError as error:
-            state.note(f"resources of rollouts may be left: {error.cause}; see `everburn reap`")
-        else:
-            if left:
-                state.note(f"{left} resources of rollouts are left: see `everburn reap`")
 
     def _failure(self, error: BaseException) -> BaseException:
         """The run's failure as Temporal shows it: what happened first, with its type."""
@@ -680,9 +473,6 @@ class TrainRun:
         )
 
     # What people see
-
-    def _phase(self, phase: str, waiting_for: str) -> None:
-        self._state.phase, self._state.waiting_for = phase, waiting_for
 
     @property
     def _told(self) -> tuple[str, str, str, list[str]]:

@@ -18,7 +18,7 @@ from everburn.trainers import (
 from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import Gate
-from workflows import recovery, train_run, trainer_lease
+from workflows import first_lease, recovery, trainer_lease
 from workflows.details import describe
 
 LOST = TrainerStateLostError("the service restarted")
@@ -232,7 +232,7 @@ async def test_a_service_that_is_starting_is_waited_for(
 async def test_without_a_session_the_run_fails_and_says_why(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(train_run, "START_PATIENCE", 0.0)
+    monkeypatch.setattr(first_lease, "START_PATIENCE", 0.0)
     script = Script()
     script.trainer.refuse("open", TrainerUnavailableError("no model named 'scripted'"))
     run = await start_tuned(script, rows=1)
