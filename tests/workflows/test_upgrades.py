@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
+from everburn.refs import GroupKey
 from support.farm import Farm, Run, open_farm, register_namespace
 from support.histories import replay, run_histories
 from support.script import Draw, Script
 from support.waiting import Gate, until
 from workers.temporal_server import find_binary
+from workflows.messages import Released
+from workflows.train_run import TrainRun
 
 NAMESPACE = "builds"
 
@@ -42,6 +45,7 @@ async def test_a_run_changes_over_to_a_new_build_between_two_steps(
         assert await builds_of(client, run, "row-1.0", "lease-1") == ["1", "1", "1"]
 
         await make_current(temporal_server, "2")
+        await until(lambda: knows_of_a_change(client, run), lambda: "the run isn't told")
         gates[1].open()
         await until(lambda: runs_on(client, run, "2"), lambda: "the run stays with the old build")
         # Groups stay where they began, and report to the run on the new build.
@@ -81,6 +85,20 @@ async def make_current(address: str, build: str) -> None:
         return await process.wait() == 0
 
     await until(is_set, lambda: f"build {build} can't become current")
+
+
+async def knows_of_a_change(client: Client, run: Run) -> bool:
+    """Whether the server's part that serves the run has heard of the new build. It tells so with
+    each workflow task: a message that changes nothing makes one."""
+    late = Released(key=GroupKey(cursor=10**6), total=0)
+    await run.handle.signal(TrainRun.released, late)
+    history = await client.get_workflow_handle(run.id).fetch_history()
+    told = [
+        event.workflow_task_started_event_attributes.target_worker_deployment_version_changed
+        for event in history.events
+        if event.HasField("workflow_task_started_event_attributes")
+    ]
+    return told[-1]
 
 
 async def builds_of(client: Client, run: Run, *children: str) -> list[str]:
