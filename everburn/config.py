@@ -133,6 +133,12 @@ AdvantageName = Literal["group_zscore", "mean_only", "leave_one_out"]
 AdvantageSource = Annotated[AdvantageName | Entrypoint, BeforeValidator(_advantages)]
 """Rewards of a group to advantages: by name, or `{"name": "module:function"}`."""
 
+RESOURCES: dict[str, type[BaseModel]] = {
+    "trainer": TrainerResource,
+    "deployment": DeploymentResource,
+}
+"""The fields that are objects with fields of their own."""
+
 _Count = Annotated[int, Field(ge=1)]
 _Natural = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -400,7 +406,7 @@ class RunConfig(BaseModel):
             problems = [_restated(problem) for problem in error.errors(include_url=False)]
             wrong = {problem["loc"][0] for problem in problems}
             right = value.keys() & cls.model_fields.keys() - wrong
-            draft = cls.model_construct(None, **{name: value[name] for name in right})
+            draft = cls.model_construct(None, **{name: _read(name, value[name]) for name in right})
             problems += draft._broken_combinations(wrong)
         else:
             problems = config._broken_combinations(set())
@@ -607,8 +613,15 @@ def _suggest(path: str) -> str:
     from difflib import get_close_matches
 
     parent, _, name = path.rpartition(".")
-    close = get_close_matches(name, (Entrypoint if parent else RunConfig).model_fields, n=1)
+    owner = RESOURCES.get(parent, Entrypoint) if parent else RunConfig
+    close = get_close_matches(name, owner.model_fields, n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _read(name: str, value: Any) -> Any:
+    """A right field's value as the rules between fields know it."""
+    resource = RESOURCES.get(name)
+    return resource.model_validate(value) if resource and value is not None else value
 
 
 def _restated(problem: ErrorDetails) -> InitErrorDetails:

@@ -271,6 +271,19 @@ def test_a_rule_between_fields_is_silent_while_one_of_them_is_wrong_by_itself():
     ]
 
 
+def test_rules_of_resources_are_checked_beside_wrong_fields():
+    assert problems(
+        backend="emulator-dedicated",
+        trainer={"job_id": "job-of-mine"},
+        deployment={"weight_sync_scope": "per_deployment"},
+        learning_rate=-1.0,
+    ) == [
+        "learning_rate: Input should be greater than or equal to 0 (got -1.0)",
+        "deployment: weight_sync_scope 'per_deployment' is settled when the trainer job is made: "
+        "it can't be had with a job_id to attach to",
+    ]
+
+
 def test_missing_fields_are_all_named():
     with pytest.raises(ConfigError) as caught:
         parse_config({})
@@ -294,6 +307,10 @@ def test_missing_fields_are_all_named():
         (
             {"rollout": {"name": "a:b", "kwrgs": {}}},
             "rollout.kwrgs: no such field; did you mean kwargs?",
+        ),
+        (
+            {"backend": "dedicated", "trainer": {"training_shap": "s"}},
+            "trainer.training_shap: no such field; did you mean training_shape?",
         ),
         ({"zzz": 1}, "zzz: no such field"),
     ],
