@@ -30,7 +30,7 @@ from everburn.emulator.errors import (
     failed_result,
 )
 from everburn.emulator.futures import Operation, OperationQueue, Promise, Result
-from everburn.emulator.managed import Export, Managed, SharedModel
+from everburn.emulator.managed import Bucket, Export, Managed, SharedModel
 from everburn.emulator.models import ModelStore, PromotedModel
 from everburn.emulator.sampler import Batch, Ticket, check_request
 from everburn.emulator.sessions import Model, Session, Sessions, Snapshot
@@ -154,16 +154,23 @@ class Emulator:
     def publish(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
         """Work that takes a snapshot of a model and makes it known to its session, or to the
         deployment of its job."""
+        # Now, on the loop: the work itself runs on the compute thread.
+        job = model.session.job
+        bucket = dict(self.managed.bucket(job)) if job is not None else {}
+        earlier = model.session.snapshots_of(model)
+        if model.exported is not None and model.exported in bucket:
+            earlier.append(bucket[model.exported].snapshot)
+        return self._snapshot(model, body, bucket, earlier)
+
+    def _snapshot(
+        self, model: Model, body: Mapping[str, Any], bucket: Bucket, earlier: list[Snapshot]
+    ) -> Work[Result]:
         job = model.session.job
         ref, weights = yield from operations.sampler_weights(
             model, self.settings.account, body, dedicated=job is not None
         )
-        bucket = self.managed.bucket(job) if job is not None else {}
         if ref.name in bucket:
             raise NameTaken(f"sampler snapshot {ref.name} exists; choose a new name")
-        earlier = model.session.snapshots_of(model)
-        if model.exported is not None and model.exported in bucket:
-            earlier.append(bucket[model.exported].snapshot)
         if model.stale and earlier:
             weights = earlier[-1].weights
         created = datetime.now(UTC).isoformat()
