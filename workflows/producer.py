@@ -152,6 +152,8 @@ class Producer:
             return False
         state.note(f"stopped while it was held: {state.fatal.error}")
         state.fatal = None
+        # A stop that drains waits for rows that are begun again, and they waited for this.
+        self.refill()
         return True
 
     def resume(self) -> None:

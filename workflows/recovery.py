@@ -5,6 +5,7 @@ publications that rollouts need. No rollout is sampled again; the interrupted st
 from the groups in the queue. Doesn't own how the loss was noticed (trainer_session.py).
 """
 
+import asyncio
 import contextlib
 from typing import Literal
 
@@ -21,13 +22,18 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
+    from everburn.config import RunConfig
     from everburn.refs import encode_groups
+    from workflows.evaluations import Evaluations
     from workflows.producer import Producer
     from workflows.state import CheckpointAt, Fatal, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
 MAX_LOSSES = 3
 """Losses at one step, after which the step itself is suspected: a datum may be the killer."""
+STOP_PATIENCE = 120.0
+"""Seconds that a run which is stopped waits for a session to save and evaluate with. Without one
+nothing is lost: the ledger has its steps, and `everburn resume` replays them."""
 BACKOFF = (1, 1, 2, 3, 5, 10, 30)
 """Seconds between attempts to get a session."""
 
@@ -35,10 +41,21 @@ _Outcome = Literal["restored", "suspected", "unwanted"]
 
 
 class Recovery:
-    def __init__(self, state: RunState, trainer: TrainerSession, producer: Producer) -> None:
+    def __init__(
+        self,
+        state: RunState,
+        config: RunConfig,
+        trainer: TrainerSession,
+        producer: Producer,
+        evaluations: Evaluations,
+    ) -> None:
         self._state = state
+        self._config = config
+        self._evaluations = evaluations
         self._trainer = trainer
         self._producer = producer
+        self._impatient = False
+        """Whether a stopped run has waited for a session for long enough."""
 
     async def recover(self, loss: LeaseLostError) -> bool:
         """Restore the trainer after a loss; the run's fatal error is set where it can't be done.
@@ -60,7 +77,11 @@ class Recovery:
         """Bring a trainer to the state after the last committed step, whatever it takes."""
         state = self._state
         self._producer.open = False
-        outcome = await self._until_restored(loss)
+        patience = asyncio.create_task(self._lose_patience())
+        try:
+            outcome = await self._until_restored(loss)
+        finally:
+            patience.cancel()
         if outcome == "unwanted":
             return False
         state.reused_rollouts += sum(group.n for group in state.queue.batch)
@@ -74,7 +95,9 @@ class Recovery:
         state = self._state
         attempts = 0
         await self._trainer.abandon(loss)
-        while not (self._suspicious(loss) or self.is_closed(loss)):
+        while not self._unwanted():
+            if self._suspicious(loss) or self.is_closed(loss):
+                return "suspected"
             state.phase = f"recovering from a lost lease ({loss})"
             try:
                 await self._restore()
@@ -90,17 +113,47 @@ class Recovery:
                     attempts += 1
                 else:
                     state.losses += 1
-                if self._unwanted():
-                    return "unwanted"
-        return "suspected"
+        self._note_left_out()
+        return "unwanted"
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(self._unwanted, timeout=seconds)
 
+    def reconfigure(self, config: RunConfig) -> None:
+        self._config = config
+
     def _unwanted(self) -> bool:
-        """Whether a session is of no use: the run stops, and what it has committed is saved."""
-        return self._state.stop and not self._state.drain and self._state.saved
+        """Whether a session is of no use: the run stops, and nothing that is left to do needs
+        one, or it has been waited for in vain."""
+        return self._is_stopped() and (self._impatient or not self._left_to_do())
+
+    def _left_to_do(self) -> list[str]:
+        """What a run that stops would do with a session."""
+        state, config = self._state, self._config
+        left = {
+            "the final checkpoint": config.save_final_checkpoint and not state.saved,
+            "the final evaluation": state.evaluating is not None
+            or self._evaluations.wanted(state.admission.version),
+            "the promotion": config.output_model_id is not None and state.model is None,
+        }
+        return [what for what, is_left in left.items() if is_left]
+
+    def _is_stopped(self) -> bool:
+        return self._state.stop and not self._state.drain
+
+    def _note_left_out(self) -> None:
+        left = self._left_to_do()
+        if left:
+            self._state.note(
+                f"no trainer session was to be had for {' and '.join(left)}; the ledger has all "
+                f"steps, and `everburn resume {self._state.run.id}` goes on from them"
+            )
+
+    async def _lose_patience(self) -> None:
+        await workflow.wait_condition(self._is_stopped)
+        await workflow.sleep(STOP_PATIENCE, summary="stopped, and no session to save in")
+        self._impatient = True
 
     def _suspicious(self, loss: LeaseLostError) -> bool:
         state = self._state
@@ -133,18 +186,22 @@ class Recovery:
         state.waiting_for = "a trainer session"
         await self._trainer.acquire(self._unwanted)
         checkpoint = await self._load()
-        for step in range(checkpoint + 1, state.step + 1):
-            state.waiting_for = f"the replay of step {step} of {state.step}"
-            await self._trainer.run(
-                TrainerActivities.replay_step,
-                ReplayStep(lease=self._trainer.ref, step=step),
-                f"replay step {step}",
-            )
-            state.redone_steps += 1
+        for step in range(checkpoint, state.step + 1):
+            if step > checkpoint:
+                await self._replay(step)
             if step in self._versions_in_use():
                 await self._publish(step, current=False)
         published = await self._publish(state.admission.version, current=True)
         state.snapshot = published.snapshot
+
+    async def _replay(self, step: int) -> None:
+        self._state.waiting_for = f"the replay of step {step} of {self._state.step}"
+        await self._trainer.run(
+            TrainerActivities.replay_step,
+            ReplayStep(lease=self._trainer.ref, step=step),
+            f"replay step {step}",
+        )
+        self._state.redone_steps += 1
 
     async def _load(self) -> int:
         """Load the newest checkpoint that loads; returns its step."""

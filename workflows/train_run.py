@@ -85,7 +85,7 @@ class TrainRun:
         self._watchdog = Watchdog(
             state, self._producer, self._trainer, self._evaluations, self._recorder
         )
-        self._recovery = Recovery(state, self._trainer, self._producer)
+        self._recovery = Recovery(state, config, self._trainer, self._producer, self._evaluations)
 
     @workflow.run
     async def run(self, config: Any = None, state: RunState | None = None) -> RunResult:
@@ -407,6 +407,7 @@ class TrainRun:
         self._state.changes |= changes
         self._producer.reconfigure(self._config)
         self._evaluations.reconfigure(self._config)
+        self._recovery.reconfigure(self._config)
         return f"changed {', '.join(sorted(changes))}"
 
     @reconfigure.validator

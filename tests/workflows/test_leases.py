@@ -49,6 +49,32 @@ async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Sta
     assert len(run.script.begun) == 6  # no rollout is made again
 
 
+async def test_versions_that_rollouts_still_use_are_published_again(start: Start):
+    """That of the checkpoint, too."""
+    gates = {1: Gate(), 2: Gate()}
+
+    async def play(draw: Draw) -> float:
+        if draw.row in gates:
+            await gates[draw.row].passed()
+        return draw.completion
+
+    # Rows 0 and 1 are admitted at v0, row 2 at v1, row 3 at v2.
+    run = await start(Script(play), rows=5, max_head_offpolicy_versions=1)
+    await run.until(step=1, groups_in_flight=2)
+    run.trainer.fail_once("optim_step", LOST)
+    gates[2].open()
+    await run.until(step=2, lease_epoch=2)
+    gates[1].open()
+    await run.result()
+    calls = run.trainer.calls
+    published = [call for call in calls[calls.index("open", 1) :] if call.startswith("publish")]
+    assert published[:3] == [
+        "publish policy-0000-e2",
+        "publish policy-0001-e2",
+        "publish policy-0002-e2",
+    ]
+
+
 async def test_what_a_loss_cost_is_recorded_and_shown(start: Start):
     run = await start(Script(), rows=3)
     run.trainer.fail_once("optim_step", LOST, after=1)

@@ -13,7 +13,7 @@ from everburn.trainers import TrainerStateLostError, TrainerUnavailableError
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows import evaluation, prompt_group, trainer_lease, trainer_session
+from workflows import evaluation, prompt_group, recovery, trainer_lease, trainer_session
 from workflows.messages import StopRequest
 from workflows.train_run import TrainRun
 
@@ -251,7 +251,8 @@ async def test_a_step_that_kills_its_trainer_is_not_taken_again_by_a_stop(start:
     assert run.trainer.count("optim_step") == 4
 
 
-async def test_a_stop_ends_a_recovery_that_finds_no_trainer(start: Start):
+async def in_a_hopeless_recovery(start: Start, **fields: Any) -> Run:
+    """A run that has lost its trainer at step 2, and finds no other."""
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -259,14 +260,82 @@ async def test_a_stop_ends_a_recovery_that_finds_no_trainer(start: Start):
             await gate.passed()
         return draw.completion
 
-    run = await start(Script(play), rows=2, dcp_save_interval=1)
+    run = await start(Script(play), rows=2, **fields)
     await run.until(step=1, groups_in_flight=1)
     run.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=1)
     run.trainer.refuse("open", TrainerUnavailableError("no capacity"))
     gate.open()
     await until(lambda: run.trainer.count("open") >= 3)
+    return run
+
+
+async def test_a_stop_ends_a_recovery_that_finds_no_trainer(start: Start):
+    run = await in_a_hopeless_recovery(start, dcp_save_interval=1)
     await run.handle.signal(TrainRun.stop)
     result = await run.result()
     assert (result.stopped, result.steps, result.checkpoint) == (True, 1, "scripted/state-1")
     assert run.trained == ["0"]
     assert [group.fate for group in run.groups] == ["accepted"] * 2
+
+
+async def test_a_stop_waits_only_so_long_for_a_trainer_to_save_with(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """What isn't saved is in the ledger."""
+    monkeypatch.setattr(recovery, "STOP_PATIENCE", 2.0)
+    run = await in_a_hopeless_recovery(start_tuned, output_model_id="the-policy")
+    await run.handle.signal(TrainRun.stop)
+    opened = run.trainer.count("open")
+    result = await run.result()
+    assert (result.stopped, result.steps, result.checkpoint) == (True, 1, "scripted/state-0")
+    assert result.model is None
+    assert run.trainer.count("open") > opened
+    assert run.trained == ["0"]
+    (note, *_) = [note for note in (await run.status()).notes if "no trainer session" in note]
+    assert "the final checkpoint and the promotion" in note
+    assert f"everburn resume {run.id}" in note
+
+
+async def test_a_stop_waits_for_no_trainer_that_nothing_is_left_to_do_with(start: Start):
+    run = await in_a_hopeless_recovery(start, save_final_checkpoint=False)
+    await run.handle.signal(TrainRun.stop)
+    result = await run.result()
+    assert (result.stopped, result.steps, result.checkpoint) == (True, 1, "scripted/state-0")
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["paused", "held"])
+async def test_a_stop_that_drains_waits_for_no_row_that_nobody_begins_again(
+    start: Start, held: bool
+):
+    """A row that came back incomplete has its next attempt where admission is open only."""
+    gate = Gate()
+
+    async def play(draw: Draw) -> float | None:
+        if draw.row == 1:
+            await gate.passed()
+            return None if draw.tries == 0 else draw.completion
+        if held and draw.row == 2:
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await start(
+        Script(play),
+        rows=3 if held else 2,
+        prompt_groups_per_step=3 if held else 2,
+        min_group_size=2,
+        max_incomplete_group_retries=1,
+        on_fatal="hold",
+    )
+    if held:
+        await run.until(phase="held")
+    else:
+        await run.until(groups_ready=1, groups_in_flight=1)
+        await run.handle.execute_update(TrainRun.pause)
+    gate.open()
+    await run.until(groups_in_flight=0)
+    await run.handle.signal(TrainRun.stop, StopRequest(drain=True))
+    result = await run.result()
+    assert result.stopped
+    # What was begun again after the hold is complete, and stays untrained as all of its batch.
+    again = {(group.key.cursor, group.key.attempt) for group in run.groups}
+    assert again == ({(0, 0), (1, 0), (1, 1)} if held else {(0, 0), (1, 0)})
