@@ -82,7 +82,7 @@ class Ending:
             state.enter("finishing", "the final checkpoint")
             attempts += 1
             try:
-                saved = await save_checkpoint(self.trainer, state, state.step, attempts)
+                saved = await save_checkpoint(self.trainer, state, state.step)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))

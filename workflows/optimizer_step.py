@@ -290,7 +290,7 @@ class OptimizerStep:
         self._phase("saving", "a checkpoint")
         for attempt in range(1, SAVE_ATTEMPTS + 1):
             try:
-                saved = await save_checkpoint(self.trainer, self.state, self.number, attempt)
+                saved = await save_checkpoint(self.trainer, self.state, self.number)
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
                 self.state.note(f"checkpoint of step {self.number}, attempt {attempt}: {cause}")
@@ -395,14 +395,14 @@ class OptimizerStep:
         self.state.waiting_for = waiting_for
 
 
-async def save_checkpoint(
-    trainer: TrainerSession, state: RunState, step: int, attempt: int = 1
-) -> Saved:
-    """Save the trainer's state as `state-<step>`; another attempt takes another name.
+async def save_checkpoint(trainer: TrainerSession, state: RunState, step: int) -> Saved:
+    """Save the trainer's state as `state-<step>`; another attempt takes another name, since the
+    one that failed may have left something under its own.
 
     Raises:
         LeaseLostError, ActivityError
     """
+    attempt = state.next_save(step)
     name = f"state-{step}" if attempt == 1 else f"state-{step}-try-{attempt}"
     saved: Saved = await trainer.run(
         TrainerActivities.save_checkpoint,

@@ -41,6 +41,14 @@ class CheckpointAt(BaseModel):
     path: str
 
 
+class SaveTries(BaseModel):
+    """How often a step's state was tried to be saved under one lease."""
+
+    step: int
+    epoch: int
+    count: int = 0
+
+
 class RowHistory(BaseModel):
     """A row that was begun more than once, until its fate is final."""
 
@@ -122,6 +130,8 @@ class RunState(BaseModel):
     """What was saved last, eligible or not."""
     saves: list[str] = Field(default_factory=list)
     """The last checkpoints, as people are told of them."""
+    tries: SaveTries | None = None
+    """Of the last step that was tried to be saved."""
     model: str | None = None
     """What the final policy was promoted to."""
     checkpoints: list[CheckpointAt] = Field(default_factory=list)
@@ -209,6 +219,14 @@ class RunState(BaseModel):
         self.checkpoint = path
         self.saves = [*self.saves, f"step {step}: {path}"][-MAX_SAVES:]
 
+    def next_save(self, step: int) -> int:
+        """The number of the next attempt to save a step: 1, 2, ... under each lease."""
+        tries = self.tries
+        if tries is None or (tries.step, tries.epoch) != (step, self.epoch):
+            tries = SaveTries(step=step, epoch=self.epoch)
+        self.tries = tries.model_copy(update={"count": tries.count + 1})
+        return self.tries.count
+
     @property
     def recovered(self) -> Recovered | None:
         """What was lost and got back so far; None while nothing was."""
@@ -243,4 +261,5 @@ class RunState(BaseModel):
     @property
     def stopping(self) -> bool:
         """Whether a stop takes effect now; with `drain` it waits for rollouts in flight."""
-        return self.stop and not (self.drain and (self.out or self.retries))
+        awaited = self.out or (self.retries and not self.paused)
+        return self.stop and not (self.drain and awaited)

@@ -8,6 +8,7 @@ looking itself (activities/reconciliation.py).
 from datetime import timedelta
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import Reconcile, Reconciled
@@ -23,6 +24,9 @@ with workflow.unsafe.imports_passed_through():
 
 INTERVAL = 30.0
 """Seconds between looks; each costs a dozen events of history."""
+LOOK_ANYWAY = 300.0
+"""Seconds between looks however much moves: what is lost is lost among others, and nobody tells an
+execution that continues another of its children's deaths."""
 GROUPS_PER_LOOK = 150
 """Groups whose names fit into one payload."""
 NO_PROGRESS = 300.0
@@ -45,25 +49,33 @@ class Watchdog:
         self._recorder = recorder
         self._told = 0.0
         """The standstill that a person has been told of, by its beginning."""
+        self._looked: float | None = None
+        """When, in this execution."""
         self.looking = False
 
     async def watch(self) -> None:
         """Look every now and then, for ever."""
         while True:
             await workflow.sleep(INTERVAL, summary="watchdog")
-            if not self._is_quiet():
+            if not self._is_due():
                 continue
             self.looking = True
             try:
                 await self._look()
+            except ActivityError as error:
+                # The store can't be read: whoever needs it says so, and the next look is soon.
+                workflow.logger.warning("couldn't look after the run: %s", error.cause)
             finally:
                 self.looking = False
 
-    def _is_quiet(self) -> bool:
-        """Nothing has moved for a while: as long as it does, reports evidently arrive."""
-        return workflow.time() - self._state.progress_at >= INTERVAL
+    def _is_due(self) -> bool:
+        """Soon where nothing moves: as long as it does, most reports evidently arrive."""
+        now = workflow.time()
+        quiet = now - self._state.progress_at >= INTERVAL
+        return quiet or self._looked is None or now - self._looked >= LOOK_ANYWAY
 
     async def _look(self) -> None:
+        self._looked = workflow.time()
         out = self._producer.groups_out
         for start in range(0, max(1, len(out)), GROUPS_PER_LOOK):
             await self._look_after(out[start : start + GROUPS_PER_LOOK])

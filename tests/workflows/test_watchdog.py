@@ -1,14 +1,17 @@
 """What gets lost on the way is found again: reports, children, leases."""
 
+from functools import partial
+
 import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script, spread
 from support.waiting import Gate, until
-from workflows import watchdog
+from workflows import train_run, watchdog
 from workflows.messages import GroupReport, Released
 from workflows.prompt_group import PromptGroup
+from workflows.train_run import TrainRun
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,28 @@ async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm:
     await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
     result = await run.result()
     assert (result.rows, run.trained) == (1, ["0.1"])
+
+
+async def test_a_group_that_died_is_found_while_others_move(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    """By an execution that continues another, which hears of no child's death."""
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.3)
+    monkeypatch.setattr(train_run, "MAX_HISTORY", 200)
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 0 and draw.tries == 0:
+            await Gate().passed()
+        return await spread(draw)
+
+    # Far more rows than it takes: something moves all the time.
+    run = await start_tuned(Script(play), rows=1000, max_head_offpolicy_versions=3)
+    await until(partial(continued, run))
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
+    await until(lambda: len(run.script.draws(0)) == 4)
+    assert len(run.script.rows_begun) < 1000
+    await run.handle.signal(TrainRun.stop)
+    await run.result()
 
 
 async def test_a_terminated_lease_is_replaced(start_tuned: Start, tunable_farm: Farm):
@@ -94,6 +119,11 @@ async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest
     gate.open()
     await run.result()
     assert (await run.status()).standstill == ""
+
+
+async def continued(run: Run) -> bool:
+    """Whether another execution has taken over from the run's first."""
+    return (await run.handle.describe()).run_id != run.handle.first_execution_run_id
 
 
 async def looks(run: Run, times: int) -> bool:
