@@ -21,7 +21,7 @@ example: $(INSTALLED) ## Train another example: make example NAME=frozen_lake
 	      $(patsubst examples/%/run.json,%,$(wildcard examples/*/run.json)) >&2; exit 1; }
 	$(BIN)/everburn run examples/$(NAME)/run.json
 
-test: $(INSTALLED) ## Run all tests
+test: $(INSTALLED) ## Run the tests, all but those of `make chaos`
 	$(BIN)/pytest -q --durations=10
 
 chaos: $(INSTALLED) ## Kill, freeze and starve real processes at every named point; takes an hour

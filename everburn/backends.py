@@ -12,10 +12,10 @@ from everburn.config import RunConfig
 from everburn.secrets import keep_secret
 
 FIREWORKS_ROOT = "https://api.fireworks.ai"
-FIREWORKS_URL = f"{FIREWORKS_ROOT}/training/v1/serverless"
 EMULATOR_URL_ENV = "EVERBURN_EMULATOR_URL"
 EMULATOR_DEFAULT_URL = "http://127.0.0.1:8780"
-EMULATOR_PATH = "/training/v1/serverless"
+SERVERLESS_PATH = "/training/v1/serverless"
+FIREWORKS_URL = FIREWORKS_ROOT + SERVERLESS_PATH
 EMULATOR_KEY = "fw_local"
 """The emulator accepts any key; the SDK wants one that doesn't start with `tml-`."""
 
@@ -36,7 +36,7 @@ def training_url(config: RunConfig) -> str:
     """The base URL that the SDK is given."""
     if config.base_url is not None:
         return config.base_url
-    return emulator_url() + EMULATOR_PATH if config.local else FIREWORKS_URL
+    return emulator_url() + SERVERLESS_PATH if config.local else FIREWORKS_URL
 
 
 def api_root(config: RunConfig) -> str:
@@ -53,7 +53,7 @@ def emulator_url() -> str:
 
 def control_url(config: RunConfig) -> str:
     """The base URL of the control plane that belongs to the training API."""
-    return training_url(config).removesuffix(EMULATOR_PATH)
+    return training_url(config).removesuffix(SERVERLESS_PATH)
 
 
 def check_reachable(url: str) -> None:

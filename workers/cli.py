@@ -20,7 +20,8 @@ from workers import hud_cli
 from workers.errors import BadInputError, UserError
 from workers.exits import exit_code, leave
 from workers.packages import intruders
-from workers.terminal import console, say, stay_with
+from workers.server import DEFAULT_NAMESPACE
+from workers.terminal import console, print_line, say, stay_with
 
 if TYPE_CHECKING:
     from workers.server import Server
@@ -78,7 +79,7 @@ def run(
         typer.Option("--id", metavar="ID", help="By default the file's name and the time."),
     ] = None,
     address: Address = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = DEFAULT_NAMESPACE,
     port: TemporalPort = None,
     ui_port: UiPort = None,
     emulator_port: EmulatorPort = None,
@@ -128,7 +129,7 @@ def resume(
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
     ] = None,
     address: Address = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
     """Go on with a run that has ended: its weights, optimizer, rows and untrained groups."""
     import time
@@ -168,7 +169,7 @@ def fork(
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
     ] = None,
     address: Address = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
     """Start a new run from the state that a run, ended or running, had after a step."""
     from workers.fork import plan_fork
@@ -215,7 +216,7 @@ def dev(
 
 @app.command()
 def status(
-    run: RunArgument = None, address: Address = None, namespace: Namespace = "default"
+    run: RunArgument = None, address: Address = None, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> None:
     """Show where a run is."""
     from workers.run_views import show_run
@@ -230,7 +231,7 @@ def stop(
         bool, typer.Option("--drain", help="Await rollouts in flight instead of cancelling them.")
     ] = False,
     address: Address = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
     """Stop a run gracefully: it finishes its step, saves, evaluates and cleans up."""
     from workers.run_views import stop_run
@@ -239,7 +240,7 @@ def stop(
 
 
 @app.command("list")
-def list_runs(address: Address = None, namespace: Namespace = "default") -> None:
+def list_runs(address: Address = None, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
     """List the runs, the newest first."""
     from workers.run_views import show_runs
 
@@ -296,7 +297,7 @@ def calibrate(
 def reap(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
     address: Address = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
     """End what the rollouts of a run registered and left behind: sandboxes, processes, ...
 
@@ -325,7 +326,7 @@ def at_server(
 def worker(
     role: Annotated[Literal["orchestrator", "rollout", "trainer"], typer.Argument()],
     address: Address = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = DEFAULT_NAMESPACE,
     slots: Annotated[int, typer.Option(min=1, help="Rollouts at once, of a rollout worker.")] = 512,
     build: Annotated[
         str | None,
@@ -368,7 +369,7 @@ def emulator(
 def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]")] = None,
     address: Address = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = DEFAULT_NAMESPACE,
     live: Annotated[
         bool,
         typer.Option(
@@ -412,7 +413,7 @@ def run_command() -> None:
 
 
 def complain(text: str) -> None:
-    complaints.print(redacted(f"error: {text}"), highlight=False, markup=False, soft_wrap=True)
+    print_line(complaints, redacted(f"error: {text}"))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from workers.runs import QUERY_TIMEOUT, describe_failure, open_runs, request_sto
 from workers.scripts import as_typed
 from workers.server import Server
 from workers.signals import interrupts_call
+from workers.terminal import print_line
 from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 
@@ -93,12 +94,14 @@ async def launch(order: Launch, console: Console) -> int:
     client = await order.server.connect()
     run_id, handle = await _start(order, client)
     link_latest(order.file.config.store, run_id)
-    _say(console, f"run {run_id}")
+    print_line(console, f"run {run_id}")
     if (page := order.server.page(run_id)) is not None:
-        _say(console, page)
+        print_line(console, page)
     for other in await open_runs(client):
         if other.id != run_id:
-            _say(console, f"run {other.id} goes on beside it: `everburn stop {other.id}` ends it")
+            print_line(
+                console, f"run {other.id} goes on beside it: `everburn stop {other.id}` ends it"
+            )
     with progress_on(console) as progress:
         watch = Watch(client, handle, progress, order.news)
         ending = await watch.until_end()
@@ -282,14 +285,14 @@ def _tell(
     if result is not None:
         _tell_result(console, run, result)
     else:
-        _say(console, f"run {run_id} failed: {ending.failure}")
+        print_line(console, f"run {run_id} failed: {ending.failure}")
         show = f"{as_typed('temporal')} workflow show --workflow-id {run_id}"
-        _say(console, f"its history: {show} {order.server.options}")
+        print_line(console, f"its history: {show} {order.server.options}")
     for note in status.notes if status is not None else []:
-        _say(console, f"note: {note}")
+        print_line(console, f"note: {note}")
     for line in order.epilogue(result, ending.failure) if order.epilogue is not None else []:
-        _say(console, line)
-    _say(console, f"run folder: {_shown(run)}")
+        print_line(console, line)
+    print_line(console, f"run folder: {_shown(run)}")
     return 0 if result is not None else 1
 
 
@@ -300,17 +303,17 @@ def _tell_result(console: Console, run: RunRef, result: RunResult) -> None:
         console.print()
         console.print(table)
     if (conditions := comparison.conditions()) is not None:
-        _say(console, f"({conditions})")
+        print_line(console, f"({conditions})")
     console.print()
     verb = "stopped" if result.stopped else "trained"
     took = duration(result.seconds)
-    _say(console, f"{verb} after {result.steps} steps on {result.rows} rows in {took}")
+    print_line(console, f"{verb} after {result.steps} steps on {result.rows} rows in {took}")
     if result.recovered is not None:
-        _say(console, f"recovered: {result.recovered.text}")
+        print_line(console, f"recovered: {result.recovered.text}")
     if result.checkpoint is not None:
-        _say(console, f"checkpoint: {result.checkpoint}")
+        print_line(console, f"checkpoint: {result.checkpoint}")
     if result.model is not None:
-        _say(console, f"model: {result.model}")
+        print_line(console, f"model: {result.model}")
 
 
 def _shown(run: RunRef) -> str:
@@ -319,8 +322,3 @@ def _shown(run: RunRef) -> str:
         return run.folder
     folder, here = Path(run.folder), Path.cwd()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
-
-
-def _say(console: Console, text: str) -> None:
-    """A line that can be copied: never wrapped or coloured."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

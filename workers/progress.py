@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workers.report import duration
+from workers.terminal import print_line
 from workflows.messages import Status
 
 LINE_INTERVAL = 5.0
@@ -94,7 +95,7 @@ class LineProgress:
             self.say(f"{duration(status.elapsed_seconds)}  {' · '.join(p for p in parts if p)}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_line(self._console, text)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +120,7 @@ class LiveProgress:
         self._live.update(_drawn(status))
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_line(self._console, text)
 
     def __enter__(self) -> Self:
         self._live.start()

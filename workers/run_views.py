@@ -9,6 +9,7 @@ from workers.progress import activity, facts
 from workers.report import duration, metrics_table
 from workers.runs import Run, failure_of, find_run, list_runs, request_stop, run_status
 from workers.server import Server
+from workers.terminal import print_line
 
 
 async def show_runs(server: Server, console: Console) -> None:
@@ -60,7 +61,7 @@ async def show_run(server: Server, run_id: str | None, console: Console) -> None
         lines.append(page)
     lines.append(f"run folder: {status.folder}")
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
     table = metrics_table(status.evaluations)
     if table is not None:
         console.print(table)
@@ -70,14 +71,10 @@ async def stop_run(server: Server, run_id: str | None, drain: bool, console: Con
     client = await server.connect()
     run = await find_run(client, run_id)
     if not run.open:
-        console.print(f"run {run.id} has ended already: {run.state}", highlight=False)
+        print_line(console, f"run {run.id} has ended already: {run.state}")
         return
     await request_stop(client, run.id, drain)
-    console.print(
-        f"run {run.id} stops gracefully: see `everburn status {run.id}`",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_line(console, f"run {run.id} stops gracefully: see `everburn status {run.id}`")
 
 
 def _took(run: Run) -> str:

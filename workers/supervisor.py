@@ -31,6 +31,7 @@ from pydantic import BaseModel
 from everburn.backends import EMULATOR_URL_ENV
 from workers.exits import leave
 from workers.ports import HOST
+from workers.server import DEFAULT_NAMESPACE
 from workers.stack_folder import (
     FolderLock,
     ProcessRecord,
@@ -41,7 +42,6 @@ from workers.stack_folder import (
 from workers.temporal_server import start_command
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
 
-NAMESPACE = "default"
 POLL = 0.2
 START_TIMEOUT = 120.0
 """Seconds for a service to answer: importing torch on a busy machine takes its time."""
@@ -92,7 +92,9 @@ def services_of(order: StackOrder, folder: StackFolder) -> tuple[list[Service], 
     emulator = ["--port", str(order.emulator_port), "--home", str(folder.emulator_home)]
 
     def worker(role: str, stop_rank: int) -> Service:
-        command = everburn_command("worker", role, "--address", address, "--namespace", NAMESPACE)
+        command = everburn_command(
+            "worker", role, "--address", address, "--namespace", DEFAULT_NAMESPACE
+        )
         return Service(role, command, stop_rank, environment)
 
     servers = [
@@ -231,9 +233,9 @@ class Supervisor:
         if not self._listens("temporal", self._state.temporal_port):
             return False
         try:
-            self._client = await Client.connect(self._state.temporal, namespace=NAMESPACE)
+            self._client = await Client.connect(self._state.temporal, namespace=DEFAULT_NAMESPACE)
             await self._client.workflow_service.describe_namespace(
-                DescribeNamespaceRequest(namespace=NAMESPACE)
+                DescribeNamespaceRequest(namespace=DEFAULT_NAMESPACE)
             )
         except (RPCError, RuntimeError):
             return False
@@ -256,7 +258,7 @@ class Supervisor:
         from temporalio.service import RPCError
 
         request = DescribeTaskQueueRequest(
-            namespace=NAMESPACE,
+            namespace=DEFAULT_NAMESPACE,
             task_queue=TaskQueue(name=queue),
             task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
         )

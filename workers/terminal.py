@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 console = Console()
 
 
-def say(text: str) -> None:
+def print_line(onto: Console, text: str) -> None:
     """A line that can be copied: never wrapped, coloured or read as markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    onto.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    print_line(console, text)
 
 
 def stay_with(order: "Launch", stack: "Stack | None" = None) -> int:

@@ -1,7 +1,7 @@
 """The run's side of a lease: asking for it, working under it, noticing its end, giving it back.
 
-Every mutation goes through `run`, which ends with LeaseLost as soon as the lease is known to be
-lost, whatever the mutation itself does. Doesn't own what is mutated when.
+Every mutation goes through `run`, which ends with LeaseLostError as soon as the lease is known to
+be lost, whatever the mutation itself does. Doesn't own what is mutated when.
 """
 
 import asyncio

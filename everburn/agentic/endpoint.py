@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -23,7 +23,7 @@ from everburn.agentic import openai_wire as wire
 from everburn.agentic.assembly import Call, OnBranch, assemble
 from everburn.agentic.formats import Format
 from everburn.agentic.local_server import LocalServer, local_server
-from everburn.agentic.messages import Message, Reply
+from everburn.agentic.messages import CallIds, Message
 from everburn.rollouts import (
     PromptTooLongError,
     RecoverableRolloutError,
@@ -70,7 +70,7 @@ class ChatEndpoint:
         # Requests arrive outside of the completion: its scope is taken along.
         self._context = copy_context()
         self._turns: list[_Turn] = []
-        self._ids = 0
+        self._ids = CallIds()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.name = secrets.token_urlsafe(16)
         self.api_key = secrets.token_urlsafe(16)
@@ -172,7 +172,7 @@ class ChatEndpoint:
         if wanted:
             settings["max_tokens"] = min(wanted)
         sample = await self._setup.sampler.sample(prompt, **settings)
-        reply = self._identified(self._format.parse(prompt, sample.tokens, asked.tools))
+        reply = self._ids.given(self._format.parse(prompt, sample.tokens, asked.tools))
         turn = _Turn(asked, reply.as_message(), Call.of(prompt, sample))
         self._turns.append(turn)
         return wire.ChatAnswer(
@@ -197,14 +197,6 @@ class ChatEndpoint:
             if extended is not None:
                 return extended
         return self._format.render(asked.messages, asked.tools)
-
-    def _identified(self, reply: Reply) -> Reply:
-        """Ids that are unique within the completion: by them a result finds its call."""
-        calls = []
-        for call in reply.tool_calls:
-            calls.append(replace(call, id=call.id or f"call_{self._ids}"))
-            self._ids += 1
-        return replace(reply, tool_calls=tuple(calls))
 
 
 @dataclass(frozen=True, slots=True)

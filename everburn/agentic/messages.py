@@ -5,7 +5,7 @@ form, which is what renderers, harnesses and chat templates share.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Message = dict[str, Any]
@@ -47,6 +47,22 @@ class Reply:
             message["reasoning_content"] = self.reasoning
         calls = [_as_part(call) for call in self.tool_calls if call.problem is None]
         return message | ({"tool_calls": calls} if calls else {})
+
+
+@dataclass
+class CallIds:
+    """Ids for the tool calls of one completion: unique in it, since by them a result finds its
+    call, and the same in every attempt."""
+
+    _seen: int = 0
+
+    def given(self, reply: Reply) -> Reply:
+        """The answer with an id on every call; those that have one keep it."""
+        calls = []
+        for call in reply.tool_calls:
+            calls.append(replace(call, id=call.id or f"call_{self._seen}"))
+            self._seen += 1
+        return replace(reply, tool_calls=tuple(calls))
 
 
 def _as_part(call: ToolCall) -> dict[str, Any]:

@@ -26,12 +26,11 @@ _REFUSED = {
 
 
 class RequestError(ValueError):
-    """A request that isn't answered; `param` is the field that is wrong, `code` OpenAI's."""
+    """A request that isn't answered; `param` is the field that is wrong."""
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from everburn.agentic.assembly import Call, OnBranch, assemble
 from everburn.agentic.formats import Format
-from everburn.agentic.messages import Message, Reply, ToolCall, tool_message
+from everburn.agentic.messages import CallIds, Message, Reply, ToolCall, tool_message
 from everburn.agentic.tools import Tool, ToolArgumentsError, ToolFunction, ToolResult
 from everburn.rollouts import (
     PromptTooLongError,
@@ -189,7 +189,7 @@ class _ToolLoop:
     on_failure: Callable[[ToolCall, Exception], MaybeAwaitable[Answer]]
     on_reply: Callable[[Reply], MaybeAwaitable[Answer | None]]
     episode: Episode
-    ids: int = 0
+    ids: CallIds = field(default_factory=CallIds)
 
     async def turns(self) -> Ended:
         episode, specs = self.episode, [tool.spec for tool in self.tools.values()]
@@ -199,7 +199,7 @@ class _ToolLoop:
             if ended is not None:
                 return ended
             last = episode.calls[-1]
-            reply = self._identified(self.format.parse(prompt, last.tokens, specs))
+            reply = self.ids.given(self.format.parse(prompt, last.tokens, specs))
             episode.messages.append(reply.as_message())
             if last.truncated:
                 return "tokens" if self._tokens_left() == 0 else "truncated"
@@ -236,14 +236,6 @@ class _ToolLoop:
         if self.limits.tokens is None:
             return None
         return max(0, self.limits.tokens - self.episode.sampled_tokens)
-
-    def _identified(self, reply: Reply) -> Reply:
-        """Every call has an id, the same one in every attempt."""
-        calls = []
-        for call in reply.tool_calls:
-            calls.append(replace(call, id=call.id or f"call_{self.ids}"))
-            self.ids += 1
-        return replace(reply, tool_calls=tuple(calls))
 
     async def _answer(self, reply: Reply) -> Ended | None:
         """What the environment says to an answer, as messages."""

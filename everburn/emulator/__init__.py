@@ -10,6 +10,7 @@ base_url="http://127.0.0.1:8500/training/v1/serverless")`.
 | --- | --- |
 | server, service | the HTTP application, and the emulator behind it |
 | training, completions, admin, wire | the routes of training, of inference, of fault injection |
+| control_plane, models | accounts, snapshots that are promoted, and the models they become |
 | dedicated, managed | trainer jobs, deployments, hotload: their routes, and what they are |
 | sessions | sessions, their models and snapshots, and how long they live |
 | futures | submitted operations: order, de-duplication, results |

@@ -1,9 +1,8 @@
 """Resumable training state on disk: written whole or not at all, never overwritten.
 
     <home>/checkpoints/<run>/<name>/meta.json              what it is, with digests of both files
-                                   /weights.safetensors    an adapter (PEFT's names) or all
-                                   parameters /optimizer.safetensors  exp_avg/<name> and
-                                   exp_avg_sq/<name>
+                                   /weights.safetensors    adapter (PEFT's names) or parameters
+                                   /optimizer.safetensors  exp_avg/<name> and exp_avg_sq/<name>
 
 Owns that layout, references to it and the digests. Does not own what the state means.
 """

@@ -1,9 +1,17 @@
 """Trainer sessions: what a step does to a remote model, behind one protocol.
 
-Owns the protocol, its results and its errors; which of the SDK's errors becomes which is in
-`errors.py`. `serverless.py` speaks to the Fireworks serverless
-API (and to the emulator) through the SDK; `lease.py` makes one session safe to drive by
-at-least-once activities.
+Owns the protocol, its results and its errors. Around it:
+
+| file | owns |
+| --- | --- |
+| serverless | a session of the serverless API, through the SDK |
+| dedicated | what differs on a trainer job of the run's own |
+| jobs, hotload, fencing | that job and its deployment, what is served, who else may train |
+| lease | one session made safe to drive by activities that run at least once |
+| errors | which of the SDK's errors means what |
+| capabilities, custom_loss | what a session can do, and losses in Python |
+| agreement, finite | that the sampler serves what is trained, and that it is finite |
+| sdk | the SDK, imported lightly |
 """
 
 from collections.abc import Awaitable

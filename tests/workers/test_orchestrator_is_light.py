@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from support.command_line import environment_of_tests
+from support.imports import HEAVY
 from support.waiting import until
 from workers.processes import connect
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
-
-HEAVY = {"torch", "numpy", "transformers", "fireworks", "pyarrow", "peft", "pandas"}
-"""Each costs a second or a hundred megabytes; none is an orchestrator's business."""
 
 
 def test_serving_a_run_imports_nothing_heavy(temporal_server: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "numpy", "transformers", "fireworks", "pyarrow", "hud", "fastapi")
+from support.imports import HEAVY
 
 PROGRAM = """
 import sys
