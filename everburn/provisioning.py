@@ -148,12 +148,16 @@ def put_resources(store: ArtifactStore, record: ResourceRecord) -> ResourceRecor
     return record
 
 
+def readable_name(run_id: str) -> str:
+    """What the names of a run's resources begin with: its id, as far as it fits."""
+    readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:MAX_NAME].rstrip("-")
+    return f"eb-{readable}-" if readable else "eb-"
+
+
 def resource_name(run: RunRef, chain: str) -> str:
-    """The name of a run's resources: its id, as far as it fits, and a digest that tells runs of
-    the same id apart."""
-    readable = re.sub(r"[^a-z0-9]+", "-", run.id.lower()).strip("-")[:MAX_NAME].rstrip("-")
+    """The name of a run's resources: with a digest that tells runs of the same id apart."""
     digest = hashlib.sha256(f"{run.id}/{chain}".encode()).hexdigest()[:8]
-    return f"eb-{readable}-{digest}" if readable else f"eb-{digest}"
+    return readable_name(run.id) + digest
 
 
 def planned_resources(
