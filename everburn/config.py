@@ -536,6 +536,12 @@ class RunConfig(BaseModel):
                     f"loss_config.{key} isn't a setting of {self.loss} that Everburn knows; it is "
                     "passed through as it is"
                 )
+        if self.loss == "gspo" and self.grad_accumulation_normalization == "num_loss_tokens":
+            notes.append(
+                "loss gspo divides each sequence's loss by its length already, and "
+                "grad_accumulation_normalization='num_loss_tokens' divides by the number of tokens "
+                "once more: with 'num_sequences' a step is the mean over sequences, as published"
+            )
         if self.temperature == 0:
             notes.append("temperature=0: all completions of a row are alike and train nothing")
         return notes
