@@ -112,6 +112,24 @@ async def test_the_ledger_names_the_settings_that_were_sent(
     assert (await verified(run, tmp_path, emulator)).steps == 1
 
 
+async def test_what_the_trainer_reports_of_its_requests_is_in_the_steps_record(
+    start: Start, emulator: RunningEmulator
+):
+    """Its own diagnostics, which it computes by itself, agree with those that are computed here."""
+    fields = tiny_turns.fields(
+        emulator.base_url, temperature=0.5, loss_config={"report_policy_diagnostics": True}
+    )
+    run = await start(Script(), rows=2, **fields)
+    await run.result()
+    (step,) = (each for each in run.metrics() if each["rollout/step"] == 1)
+    assert step["trainer/policy_ratio_mean"] == pytest.approx(step["train/ratio_mean"], rel=1e-4)
+    assert step["trainer/policy_outside_clip_mean"] == pytest.approx(step["train/clip_frac"])
+    assert step["trainer/num_loss_tokens_sum"] == step["train/tokens"]
+    assert step["trainer/policy_ratio_max"] > step["trainer/policy_ratio_mean"]
+    assert run.ledger[0].metrics["trainer/policy_kl_mean"] == step["trainer/policy_kl_mean"] > 0
+    assert step["trainer/total_tokens_sum"] > step["trainer/num_loss_tokens_sum"]
+
+
 async def test_a_trainer_that_cannot_do_what_a_run_asks_for_ends_it_before_any_rollout(
     start: Start, emulator: RunningEmulator
 ):
