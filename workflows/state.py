@@ -122,6 +122,8 @@ class RunState(BaseModel):
     """What was saved last, eligible or not."""
     saves: list[str] = Field(default_factory=list)
     """The last checkpoints, as people are told of them."""
+    save_seconds: dict[int, float] = Field(default_factory=dict)
+    """What it took to save committed steps that were asked for, or the last; not yet written."""
     model: str | None = None
     """What the final policy was promoted to."""
     checkpoints: list[CheckpointAt] = Field(default_factory=list)
