@@ -392,6 +392,7 @@ class RunConfig(BaseModel):
     def _check_everything(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """One error holds every problem: where some fields are wrong, the rules between the
         others are checked all the same."""
+        value = _with_tokenizer(value)
         try:
             config = handler(value)
         except ValidationError as error:
@@ -400,7 +401,7 @@ class RunConfig(BaseModel):
             problems = [_restated(problem) for problem in error.errors(include_url=False)]
             wrong = {problem["loc"][0] for problem in problems}
             right = value.keys() & cls.model_fields.keys() - wrong
-            draft = cls.model_construct(None, **{name: value[name] for name in right})
+            draft = cls.model_construct(None, **{name: _typed(name, value[name]) for name in right})
             problems += draft._broken_combinations(wrong)
         else:
             problems = config._broken_combinations(set())
@@ -489,6 +490,12 @@ class RunConfig(BaseModel):
                 "name a training_shape, or for the deployment a shape or the deployment_id of an "
                 "existing one: nothing else says which hardware serves the rollouts",
             )
+        if deployment.tokenizer_model not in (None, self.tokenizer_model):
+            yield (
+                ("deployment", "tokenizer_model"),
+                f"its tokenizer_model {deployment.tokenizer_model!r} isn't the run's, which is "
+                f"{self.tokenizer_model!r}: a run has one tokenizer, so name it in one place",
+            )
         if deployment.weight_sync_scope == "per_deployment" and trainer.job_id is not None:
             yield (
                 ("deployment", "trainer"),
@@ -545,6 +552,22 @@ class RunConfig(BaseModel):
         if self.temperature == 0:
             notes.append("temperature=0: all completions of a row are alike and train nothing")
         return notes
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A field's value, as the rules between fields look into it."""
+    resource = {"trainer": TrainerResource, "deployment": DeploymentResource}.get(name)
+    return value if resource is None or value is None else resource.model_validate(value)
+
+
+def _with_tokenizer(value: Any) -> Any:
+    """The recipe's configurations name the tokenizer with the deployment; a run has it by itself,
+    whatever it trains on."""
+    deployment = value.get("deployment") if isinstance(value, dict) else None
+    named = deployment.get("tokenizer_model") if isinstance(deployment, dict) else None
+    if not isinstance(named, str) or value.get("tokenizer_model") is not None:
+        return value
+    return value | {"tokenizer_model": named}
 
 
 def parse_config(value: object) -> RunConfig:

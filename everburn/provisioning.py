@@ -93,6 +93,11 @@ class DeploymentResource(_Resource):
         default=None,
         description="accounts/<account>/deploymentShapes/<shape>; by default the training shape's.",
     )
+    tokenizer_model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="As the recipe names it here; stands for the run's own tokenizer_model.",
+    )
     replicas: int = Field(default=1, ge=1)
     region: str | None = Field(default=None, min_length=1)
     weight_sync_scope: Literal["per_trainer", "per_deployment"] = Field(
