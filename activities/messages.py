@@ -323,6 +323,8 @@ class CommitStep(Message):
     metrics: dict[str, float | int]
     rejected: RewardSum
     """Completions of rows rejected since the previous commit: they count in raw metrics."""
+    save_seconds: dict[int, float] = Field(default_factory=dict)
+    """Of checkpoints of earlier steps that were saved since the previous commit, by step."""
     producer: list[ProducerSample]
 
 
@@ -395,3 +397,5 @@ class FinishRun(Message):
     run: RunRef
     initial_version: int
     final_version: int
+    save_seconds: dict[int, float] = Field(default_factory=dict)
+    """As in CommitStep."""

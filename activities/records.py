@@ -106,11 +106,13 @@ class RecordActivities:
 
     @activity.defn
     async def finish_run(self, order: FinishRun) -> None:
-        """Leave the evaluations under the names that people look for."""
+        """Leave the evaluations under the names that people look for, and the last checkpoint's
+        time with its step."""
         with final_errors(StoreError):
             await asyncio.to_thread(
                 keep_before_and_after, order.run, order.initial_version, order.final_version
             )
+            await asyncio.to_thread(_time_saves, ArtifactStore.of(order.run), order.save_seconds)
 
     @activity.defn
     async def count_resources(self, run: RunRef) -> int:
@@ -150,8 +152,15 @@ def _commit(order: CommitStep) -> LedgerEntry:
         ),
     )
     record_step(store, entry)
+    _time_saves(store, order.save_seconds)
     metrics.record(store, [_producer_record(sample) for sample in order.producer])
     return entry
+
+
+def _time_saves(store: ArtifactStore, seconds: dict[int, float]) -> None:
+    """A checkpoint that wasn't due by itself is saved after its step was recorded."""
+    for step, value in seconds.items():
+        metrics.amend(store, metrics.STEP_STREAM, step, {"checkpoint/wall_time": value})
 
 
 def _producer_record(sample: ProducerSample) -> metrics.Record:

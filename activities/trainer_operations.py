@@ -40,6 +40,7 @@ def scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
 
 async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.learning.diagnostics import policy_distance
+    from everburn.learning.reported import record_reported
     from everburn.learning.submissions import prepare_submission
     from everburn.refs import decode_groups
     from everburn.run_folder import stored_config
@@ -47,10 +48,10 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.trainers.finite import require_finite_gradients
 
     run = order.lease.run
-    config = stored_config(run)
+    store, config = ArtifactStore.of(run), stored_config(run)
     datums = await when_there_is_space(
         prepare_submission,
-        ArtifactStore.of(run),
+        store,
         order.step,
         order.part,
         order.lease.epoch,
@@ -65,10 +66,20 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     )
     seconds = time.monotonic() - started
     require_finite_gradients(gradients)
+    distance = policy_distance(datums, gradients.logprobs, config.clip)
+    await when_there_is_space(
+        record_reported,
+        store,
+        order.step,
+        order.part,
+        order.lease.epoch,
+        distance.tokens,
+        gradients.metrics,
+    )
     return Submitted(
         datums=len(datums),
         loss_sum=gradients.metrics.get("loss:sum"),
-        distance=policy_distance(datums, gradients.logprobs, config.clip),
+        distance=distance,
         loss_metrics=gradients.loss_metrics,
         seconds=seconds,
     )

@@ -398,6 +398,7 @@ class RunConfig(BaseModel):
     def _check_everything(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """One error holds every problem: where some fields are wrong, the rules between the
         others are checked all the same."""
+        value = _with_tokenizer(value)
         try:
             config = handler(value)
         except ValidationError as error:
@@ -495,6 +496,12 @@ class RunConfig(BaseModel):
                 "name a training_shape, or for the deployment a shape or the deployment_id of an "
                 "existing one: nothing else says which hardware serves the rollouts",
             )
+        if deployment.tokenizer_model not in (None, self.tokenizer_model):
+            yield (
+                ("deployment", "tokenizer_model"),
+                f"its tokenizer_model {deployment.tokenizer_model!r} isn't the run's, which is "
+                f"{self.tokenizer_model!r}: a run has one tokenizer, so name it in one place",
+            )
         if deployment.weight_sync_scope == "per_deployment" and trainer.job_id is not None:
             yield (
                 ("deployment", "trainer"),
@@ -542,9 +549,25 @@ class RunConfig(BaseModel):
                     f"loss_config.{key} isn't a setting of {self.loss} that Everburn knows; it is "
                     "passed through as it is"
                 )
+        if self.loss == "gspo" and self.grad_accumulation_normalization == "num_loss_tokens":
+            notes.append(
+                "loss gspo divides each sequence's loss by its length already, and "
+                "grad_accumulation_normalization='num_loss_tokens' divides by the number of tokens "
+                "once more: with 'num_sequences' a step is the mean over sequences, as published"
+            )
         if self.temperature == 0:
             notes.append("temperature=0: all completions of a row are alike and train nothing")
         return notes
+
+
+def _with_tokenizer(value: Any) -> Any:
+    """The recipe's configurations name the tokenizer with the deployment; a run has it by itself,
+    whatever it trains on."""
+    deployment = value.get("deployment") if isinstance(value, dict) else None
+    named = deployment.get("tokenizer_model") if isinstance(deployment, dict) else None
+    if not isinstance(named, str) or value.get("tokenizer_model") is not None:
+        return value
+    return value | {"tokenizer_model": named}
 
 
 def parse_config(value: object) -> RunConfig:

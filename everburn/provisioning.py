@@ -93,6 +93,11 @@ class DeploymentResource(_Resource):
         default=None,
         description="accounts/<account>/deploymentShapes/<shape>; by default the training shape's.",
     )
+    tokenizer_model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="As the recipe names it here; stands for the run's own tokenizer_model.",
+    )
     replicas: int = Field(default=1, ge=1)
     region: str | None = Field(default=None, min_length=1)
     weight_sync_scope: Literal["per_trainer", "per_deployment"] = Field(
@@ -148,12 +153,16 @@ def put_resources(store: ArtifactStore, record: ResourceRecord) -> ResourceRecor
     return record
 
 
+def readable_name(run_id: str) -> str:
+    """What the names of a run's resources begin with: its id, as far as it fits."""
+    readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:MAX_NAME].rstrip("-")
+    return f"eb-{readable}-" if readable else "eb-"
+
+
 def resource_name(run: RunRef, chain: str) -> str:
-    """The name of a run's resources: its id, as far as it fits, and a digest that tells runs of
-    the same id apart."""
-    readable = re.sub(r"[^a-z0-9]+", "-", run.id.lower()).strip("-")[:MAX_NAME].rstrip("-")
+    """The name of a run's resources: with a digest that tells runs of the same id apart."""
     digest = hashlib.sha256(f"{run.id}/{chain}".encode()).hexdigest()[:8]
-    return f"eb-{readable}-{digest}" if readable else f"eb-{digest}"
+    return readable_name(run.id) + digest
 
 
 def planned_resources(

@@ -124,6 +124,11 @@ def submission_key(step: int, index: int, epoch: int) -> str:
     return f"steps/{step:06d}/epoch-{epoch}/submission-{index}.json"
 
 
+def submission_metrics_key(step: int, index: int, epoch: int) -> str:
+    """What the trainer reported of a submission."""
+    return f"steps/{step:06d}/epoch-{epoch}/submission-{index}-metrics.json"
+
+
 def prepared_batch_key(step: int, groups: Sequence[GroupKey]) -> str:
     """What `prepare_batch` made of a step's batch. The batch is part of the name: a resumed run may
     put another one together for the same step."""

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from everburn import metrics
 from everburn.learning.group import GroupManifest, load_group
+from everburn.learning.reported import find_reported, reported_metrics
 from everburn.ledger import AdamParams, Control, LedgerEntry, PreparedBatch, commit
 from everburn.refs import GroupKey, RewardSum, RunRef, decode_groups, group_key, submission_key
 from everburn.run_folder import stored_config
@@ -57,6 +58,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
     batch = [load_group(store, key) for key in outcome.groups]
     manifests = [store.ref(group_key(key)) for key in outcome.groups]
     parts = range(outcome.submissions)
+    reported = find_reported(store, outcome.step, outcome.submissions, outcome.epoch)
     return commit(
         store,
         LedgerEntry(
@@ -79,7 +81,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             changes=outcome.changes,
             controls=outcome.controls,
             seconds=outcome.seconds,
-            metrics=outcome.metrics | batch_metrics(outcome, batch),
+            metrics=outcome.metrics | batch_metrics(outcome, batch) | reported_metrics(reported),
         ),
     )
 

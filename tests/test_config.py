@@ -492,6 +492,21 @@ def test_the_settings_of_a_python_loss_are_its_arguments():
     ]
 
 
+@pytest.mark.parametrize(
+    ("loss", "normalization", "warned"),
+    [
+        ("gspo", "num_loss_tokens", True),
+        ("gspo", "num_sequences", False),
+        ("gspo", "none", False),
+        ("grpo", "num_loss_tokens", False),
+    ],
+)
+def test_dividing_by_length_twice_is_warned_about(loss: str, normalization: str, warned: bool):
+    found = config(loss=loss, grad_accumulation_normalization=normalization).warnings()
+    assert len(found) == warned
+    assert all("with 'num_sequences' a step is the mean over sequences" in each for each in found)
+
+
 def test_sampling_without_temperature_is_warned_about():
     assert config(temperature=0).warnings() == [
         "temperature=0: all completions of a row are alike and train nothing"

@@ -94,6 +94,26 @@ def test_fireworks_must_know_which_hardware_serves() -> None:
     )
 
 
+def test_the_deployment_may_name_the_tokenizer_as_the_recipe_does() -> None:
+    dedicated = LOCAL | {"backend": "dedicated", "trainer": {"training_shape": SHAPE}}
+    named = {"deployment": {"tokenizer_model": "some/tokenizer"}}
+    config = parse_config(dedicated | named)
+    assert config.tokenizer_model == "some/tokenizer"
+    assert parse_config(dedicated | named | {"tokenizer_model": "some/tokenizer"}) == config
+    assert parse_config(config.model_dump(mode="json")) == config
+    text = problems(dedicated | named | {"tokenizer_model": "another/one"})
+    assert "deployment: its tokenizer_model 'some/tokenizer' isn't the run's, which is" in text
+    text = problems(dedicated | {"deployment": {"tokenizer_model": 3}})
+    assert "deployment.tokenizer_model" in text and "\n  tokenizer_model: backend" in text
+
+
+def test_rules_between_fields_are_checked_beside_a_field_that_is_wrong() -> None:
+    attached = {"trainer": {"job_id": "j"}, "deployment": {"weight_sync_scope": "per_deployment"}}
+    text = problems(FIREWORKS | attached | {"epochs": "3"})
+    assert "3 problems" in text
+    assert all(part in text for part in ("epochs: ", "can't be had with a job_id", "hardware"))
+
+
 def test_ids_name_their_run_and_no_other() -> None:
     run = RunRef(store="runs", id="Arithmetic_2026.11-a-very-long-name-that-goes-on-and-on")
     first, second = resource_name(run, "chain-1"), resource_name(run, "chain-2")

@@ -8,10 +8,11 @@ admission have modules of their own.
 import math
 from collections.abc import Iterator
 
-from everburn.backends import training_url
+from everburn.backends import api_root, training_url
 from everburn.config import RunConfig
 from everburn.dataset import DatasetError, load_rows
 from everburn.entrypoints import EntrypointError
+from everburn.provisioning import readable_name
 from everburn.refs import RunRef
 from everburn.rollout_runner import resolve_names
 from workers.errors import BadInputError
@@ -35,40 +36,40 @@ def describe_run(file: RunFile, run_id: str | None) -> list[str]:
         held_out = len(load_rows(config.evaluation_dataset)) if config.evaluation_dataset else 0
     except (EntrypointError, DatasetError) as error:
         raise BadInputError(str(error)) from None
-    facts = list(_facts(config, rows, held_out, run_id or f"{file.name}-<time>"))
+    name = run_id or f"{file.name}-<time>"
+    made_as = readable_name(run_id) if run_id else f"{readable_name(file.name)}<time>-"
+    facts = list(_facts(config, rows, held_out, name, f"{made_as}<8 hex digits>"))
     width = max(len(name) for name, _ in facts)
     lines = [f"{name:{width}}  {text}" for name, text in facts]
     return lines + [f"note: {text}" for text in config.warnings()]
 
 
-def _facts(config: RunConfig, rows: int, held_out: int, run_id: str) -> Iterator[Line]:
+def _facts(
+    config: RunConfig, rows: int, held_out: int, run_id: str, made_as: str
+) -> Iterator[Line]:
     total = rows * config.epochs
     steps = math.ceil(total / config.prompt_groups_per_step)
     yield "run", run_id
     yield "folder", RunRef(store=config.store, id=run_id).folder
-    yield from _resources(config, steps)
+    yield from _resources(config, steps, made_as)
     yield "rows", f"{rows} x {config.epochs} epochs = {total}" if config.epochs > 1 else f"{rows}"
     yield from _rollouts(config, total, steps)
     yield "checkpoints", _checkpoints(config, steps)
     yield "evaluations", _evaluations(config, steps, held_out)
 
 
-def _provision(given: str | None, cleanup: str) -> str:
-    if given is not None:
-        return f"{given}, which is there already and stays"
-    return f"made for the run; at its end: {cleanup.replace('_', ' ')}"
-
-
-def _resources(config: RunConfig, steps: int) -> Iterator[Line]:
+def _resources(config: RunConfig, steps: int, made_as: str) -> Iterator[Line]:
     yield "trains", _trained(config)
-    yield "at", f"{training_url(config)} ({config.backend})"
+    url = api_root(config) if config.dedicated else training_url(config)
+    yield "at", f"{url} ({config.backend})"
     if not config.local:
         yield "key", f"read from {config.api_key_env} by the workers"
     yield "starts from", _origin(config)
     if config.dedicated:
-        trainer, deployment = config.trainer_resource, config.deployment_resource
-        yield "trainer job", _provision(trainer.job_id, trainer.cleanup)
-        yield "deployment", _provision(deployment.deployment_id, deployment.cleanup)
+        yield from _trainer_job(config, made_as)
+        yield from _deployment(config, made_as)
+        if not (config.trainer_resource.job_id and config.deployment_resource.deployment_id):
+            yield "", "provisioning.json in the run's folder has both ids before anything is made"
         yield "hotloads", f"{steps + 1}, one for each policy version"
     else:
         yield (
@@ -78,6 +79,66 @@ def _resources(config: RunConfig, steps: int) -> Iterator[Line]:
         )
     if config.output_model_id is not None:
         yield "promotes", f"the final policy to the model {config.output_model_id!r}"
+
+
+def _trainer_job(config: RunConfig, made_as: str) -> Iterator[Line]:
+    wish = config.trainer_resource
+    yield "trainer job", _provision(wish.job_id, made_as, wish.cleanup)
+    if wish.job_id is None:
+        chosen = _chosen(
+            shape=wish.training_shape or "selected by the service",
+            region=wish.region or "chosen by the service",
+            replicas=wish.replicas or "the shape's",
+            max_context_length=wish.max_context_length,
+            reservation=wish.reservation_target if wish.use_reservation else "not used",
+        )
+        yield "", chosen
+    yield (
+        "",
+        f"waited for {_duration(wish.pending_timeout)} until there is capacity, then "
+        f"{_duration(wish.ready_timeout)} until it is ready; stopped by the service after "
+        f"{_duration(wish.inactivity_timeout)} without a session",
+    )
+
+
+def _deployment(config: RunConfig, made_as: str) -> Iterator[Line]:
+    wish = config.deployment_resource
+    yield "deployment", _provision(wish.deployment_id, made_as, wish.cleanup)
+    shape = wish.shape or ("the training shape's" if config.trainer_resource.training_shape else "")
+    made = wish.deployment_id is None
+    yield (
+        "",
+        _chosen(
+            tokenizer=config.tokenizer_model or "the base model's own",
+            shape=(shape or "selected by the service") if made else None,
+            region=(wish.region or "chosen by the service") if made else None,
+            replicas=wish.replicas if made else None,
+            weight_sync_scope=wish.weight_sync_scope,
+            transition_type=wish.transition_type or "the service's",
+        ),
+    )
+    yield "", f"new weights are waited for {_duration(wish.hotload_timeout)}"
+
+
+def _provision(given: str | None, made_as: str, cleanup: str) -> str:
+    if given is not None:
+        return f"{given}, which is there already and stays"
+    return f"made for the run as {made_as}; at its end: {cleanup.replace('_', ' ')}"
+
+
+def _chosen(**choices: object) -> str:
+    """Fields as they are named in the configuration; None is left out."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in choices.items() if value is not None
+    )
+
+
+def _duration(seconds: float) -> str:
+    """As a person says it: `48 h`, `10 min`, `90 s`."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def _trained(config: RunConfig) -> str:

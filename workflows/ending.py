@@ -84,6 +84,7 @@ class Ending:
             try:
                 saved = await save_checkpoint(self.trainer, state, state.step)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
+                state.save_seconds[state.step] = saved.seconds
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
                 state.note(f"final checkpoint, attempt {attempts}: {cause}")

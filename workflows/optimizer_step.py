@@ -272,6 +272,7 @@ class OptimizerStep:
             if state.checkpoints[-1].step != state.step:
                 saved = await save_checkpoint(self.trainer, state, state.step)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
+                state.save_seconds[state.step] = saved.seconds
             state.checkpoint_error = None
         except ActivityError as error:
             state.checkpoint_error = str(error.cause)
@@ -331,6 +332,7 @@ class OptimizerStep:
                 metrics=metrics,
                 rejected=state.rejected,
                 attempts=state.losses + 1,
+                save_seconds=state.save_seconds,
                 producer=self.recorder.take_producer_samples(),
             )
         )
@@ -340,6 +342,7 @@ class OptimizerStep:
         state.rejected = RewardSum()
         state.changes.clear()
         state.controls.clear()
+        state.save_seconds.clear()
         state.step += 1
         state.losses = 0
         state.progressed(workflow.time())

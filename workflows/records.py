@@ -99,7 +99,10 @@ class Recorder:
 
     async def finish(self, initial_version: int, final_version: int) -> None:
         order = FinishRun(
-            run=self._state.run, initial_version=initial_version, final_version=final_version
+            run=self._state.run,
+            initial_version=initial_version,
+            final_version=final_version,
+            save_seconds=self._state.save_seconds,
         )
         await self._execute(RecordActivities.finish_run, order, "before and after")
 

@@ -132,6 +132,8 @@ class RunState(BaseModel):
     """The last checkpoints, as people are told of them."""
     tries: SaveTries | None = None
     """Of the last step that was tried to be saved."""
+    save_seconds: dict[int, float] = Field(default_factory=dict)
+    """What it took to save committed steps that were asked for, or the last; not yet written."""
     model: str | None = None
     """What the final policy was promoted to."""
     checkpoints: list[CheckpointAt] = Field(default_factory=list)

@@ -106,9 +106,10 @@ def wire_loss_of(loss: str, settings: Settings) -> tuple[str, Settings]:
 
 
 def clip_of(loss: str, settings: Settings) -> Clip | None:
-    """How a built-in loss clips; None where it doesn't by thresholds of the ratio."""
+    """How a built-in loss clips; None where it doesn't by thresholds of the ratio. Anchored on the
+    trained policy itself its ratio is 1 everywhere, and thresholds never bind."""
     sent = effective_settings(loss, settings)
-    if LOSSES[loss].clip is None:
+    if LOSSES[loss].clip is None or settings.get("anchor_logprob_source") == "current_detached":
         return None
     return Clip(float(sent[LOW]), float(sent[HIGH]), LOSSES[loss].clips)
 
@@ -124,7 +125,8 @@ def settings_problems(loss: str, settings: Settings) -> Iterator[str]:
         if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
             yield f"{' and '.join(thresholds)} must be numbers"
         else:
-            low, high, _ = clip_of(loss, settings) or (1.0, 1.0, None)
+            sent = effective_settings(loss, settings)
+            low, high = float(sent[LOW]), float(sent[HIGH])
             if not 0 <= low <= 1 <= high or math.isinf(high):
                 yield (
                     f"{LOW} {low:g} and {HIGH} {high:g} bound the policy ratio: "

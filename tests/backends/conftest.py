@@ -19,6 +19,7 @@ from temporalio.service import RPCError
 from activities.rollouts import RolloutActivities
 from activities.trainer import TrainerActivities
 from everburn.backends import EMULATOR_URL_ENV
+from everburn.checkpoints import find_checkpoint
 from everburn.emulator.base_model import TINY
 from everburn.emulator.checkpoints import weights_digest
 from everburn.ledger import LedgerEntry, read_ledger
@@ -106,6 +107,13 @@ class Run:
 
         await until(says, lambda: f"to wait for {text!r}, and the status is {seen}", PATIENCE)
         return seen[0]
+
+    def state_at(self, step: int) -> tuple[str, str]:
+        """Digests of the weights and the optimizer that were saved after a step."""
+        saved = find_checkpoint(self.store, step)
+        assert saved is not None
+        weights, optimizer = weights_digest(self.service.emulator.home, saved.path).split("/")
+        return weights, optimizer
 
     async def verified(self) -> Verified:
         """The run's weights are those of its ledger, bit for bit."""

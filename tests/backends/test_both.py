@@ -93,3 +93,60 @@ async def test_the_final_policy_becomes_a_model(
     result = await run.result()
     assert result.model == f"accounts/everburn/models/{model_id}"
     await nothing_is_left(run)
+
+
+# Where a run starts
+
+
+async def test_a_run_starts_from_another_runs_checkpoint(
+    service: Service, tmp_path: Path, backend: dict[str, Any]
+) -> None:
+    first = await service.start(tmp_path, rows=4, **backend)
+    path = (await first.result()).checkpoint
+    assert path is not None
+
+    second = await service.start(tmp_path, rows=2, init_from_checkpoint=path, **backend)
+    result = await second.result()
+    # Weights and optimizer are the other run's; steps and rows begin anew.
+    assert second.state_at(0) == first.state_at(2)
+    assert (result.steps, result.rows) == (1, 2)
+    assert (await second.verified()).steps == 1
+    await nothing_is_left(second)
+
+
+@pytest.mark.parametrize("backend", [SERVERLESS, DEDICATED], ids=["serverless", "dedicated"])
+async def test_a_run_starts_from_an_adapter_with_a_fresh_optimizer(
+    service: Service, tmp_path: Path, backend: dict[str, Any]
+) -> None:
+    model_id = f"warm-{backend['backend']}"
+    first = await service.start(tmp_path, rows=4, output_model_id=model_id, **backend)
+    model = (await first.result()).model
+    assert model == f"accounts/everburn/models/{model_id}"
+
+    second = await service.start(tmp_path, rows=2, warm_start_from_adapter=model, **backend)
+    assert (await second.result()).steps == 1
+    (weights, optimizer), (trained, used) = second.state_at(0), first.state_at(2)
+    assert (weights == trained, optimizer == used) == (True, False)
+    assert (await second.verified()).steps == 1
+    await nothing_is_left(second)
+
+
+@pytest.mark.parametrize("backend", [SERVERLESS, DEDICATED], ids=["serverless", "dedicated"])
+@pytest.mark.parametrize(
+    ("origin", "text"),
+    [
+        ({"init_from_checkpoint": f"everburn/run-{'0' * 32}/state-4"}, "no checkpoint"),
+        ({"warm_start_from_adapter": "accounts/everburn/models/none"}, "accounts/everburn/models"),
+    ],
+    ids=["checkpoint", "adapter"],
+)
+async def test_an_origin_that_is_not_there_ends_the_run_before_any_rollout(
+    service: Service, tmp_path: Path, backend: dict[str, Any], origin: dict[str, str], text: str
+) -> None:
+    run = await service.start(tmp_path, rows=2, **origin, **backend)
+    failure = await run.failure()
+    assert failure.type == "OriginRefused"
+    (field,) = origin
+    assert f"{field} can't be used" in failure.message and text in failure.message
+    assert run.store.keys("rollouts") == []
+    await nothing_is_left(run)

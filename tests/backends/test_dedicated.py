@@ -120,6 +120,40 @@ async def test_a_run_that_fails_leaves_nothing(service: Service, tmp_path: Path)
     await gone(run)
 
 
+# Where a run starts
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(LORA, id="lora"),
+        pytest.param(FULL, id="full parameters", marks=pytest.mark.chaos),
+    ],
+)
+async def test_a_run_starts_from_a_checkpoint_of_another_job(
+    service: Service, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    first = await service.start(tmp_path, trainer={"cleanup": "keep"}, **fields)
+    assert (await first.result()).steps == 2
+    origin = f"cross_job://{first.resources.job_id}/state-2"
+
+    second = await service.start(tmp_path, init_from_checkpoint=origin, **fields)
+    assert (await second.result()).steps == 2
+    assert second.resources.job_id != first.resources.job_id
+    assert second.state_at(0) == first.state_at(2)
+    assert (await second.verified()).steps == 2
+    await gone(second)
+
+
+async def test_serverless_training_has_no_part_in_jobs(service: Service, tmp_path: Path) -> None:
+    run = await service.start(
+        tmp_path, backend="emulator", init_from_checkpoint="cross_job://some-job/state-2"
+    )
+    failure = await run.failure()
+    assert failure.type == "OriginRefused"
+    assert "dedicated trainer job" in failure.message
+
+
 # Publication
 
 

@@ -52,6 +52,16 @@ def test_clipping_may_be_asymmetric_and_other_settings_pass_through():
     assert unknown_settings("dro", {"beta": 0.1, "ratio_log_cap": 5.0}) == []
 
 
+@pytest.mark.parametrize("loss", ["grpo", "cispo", "dapo", "gspo"])
+def test_nothing_is_clipped_where_the_ratio_is_to_the_policy_itself(loss: str):
+    detached: Settings = {"anchor_logprob_source": "current_detached"}
+    assert clip_of(loss, detached) is None
+    assert clip_of(loss, {"anchor_logprob_source": "recorded"}) == clip_of(loss, {}) is not None
+    # Thresholds that can't be meant are refused all the same.
+    (problem,) = settings_problems(loss, {"clip_high_threshold": 0.2, **detached})
+    assert "0 <= low <= 1 <= high" in problem
+
+
 @pytest.mark.parametrize(
     ("loss", "settings", "text"),
     [

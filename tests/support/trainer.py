@@ -33,6 +33,8 @@ class ScriptedTrainer:
     adam: list[AdamParams] = field(default_factory=list)
     datums: list[list[Datum]] = field(default_factory=list)
     """Of each forward_backward."""
+    reports: list[dict[str, float]] = field(default_factory=list)
+    """What each forward_backward reports beside its loss, while there is one."""
     served: float = -1.0
     """What samplers answer as log-probability of every token; the trainer's own is -1."""
     _gates: dict[str, Gate] = field(default_factory=dict)
@@ -81,8 +83,10 @@ class ScriptedTrainer:
         self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
     ) -> Awaitable[Gradients]:
         self.datums.append(datums)
+        loss = self._healthy("forward_backward", float(len(datums)))
+        others = self.reports.pop(0) if self.reports else {}
         result = Gradients(
-            metrics={"loss:sum": self._healthy("forward_backward", float(len(datums)))},
+            metrics={"loss:sum": loss} | others,
             logprobs=[datum.logprobs.tolist() for datum in datums],
         )
         return self._do(f"forward_backward {len(datums)}", result)

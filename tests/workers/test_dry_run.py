@@ -55,6 +55,47 @@ def test_everything_a_run_would_do(everburn: Everburn) -> None:
     assert everburn.processes() == []
 
 
+def test_what_a_dedicated_run_would_make(everburn: Everburn) -> None:
+    path = ROOT / "examples" / "arithmetic" / "run.dedicated.json"
+    trainer = {
+        "training_shape": "accounts/fireworks/trainingShapes/some",
+        "region": "US_IOWA_1",
+        "replicas": 2,
+        "pending_timeout": 5400.0,
+    }
+    changes = [f"trainer={json.dumps(trainer)}", "deployment.cleanup=scale_to_zero"]
+    changes += ["deployment.replicas=3"]
+    told = {}
+    for given in ([], ["--id", "My run"]):
+        settings = [part for change in changes for part in ("--set", change)]
+        done = everburn("run", str(path), "--dry-run", *given, *settings)
+        assert done.returncode == 0, done.stderr
+        told[len(given)] = done.stdout
+    assert "as eb-arithmetic-dedicated-<time>-<8 hex digits>; at its end: delete" in told[0]
+    assert "as eb-my-run-<8 hex digits>; at its end: scale to zero" in told[2]
+    for text in (
+        "at           https://api.fireworks.ai (dedicated)\n",
+        "shape accounts/fireworks/trainingShapes/some, region US_IOWA_1, replicas 2",
+        "waited for 90 min until there is capacity, then 1 h until it is ready",
+        "tokenizer Qwen/Qwen3-4B, shape the training shape's",
+        "replicas 3, weight sync scope per_trainer, transition type sync",
+        "provisioning.json in the run's folder has both ids",
+    ):
+        assert text in told[2]
+
+
+def test_what_a_dedicated_run_would_use(everburn: Everburn) -> None:
+    path = ROOT / "examples" / "arithmetic" / "run.dedicated.json"
+    changes = ["trainer.job_id=our-job", "deployment.deployment_id=our-deployment"]
+    settings = [part for change in changes for part in ("--set", change)]
+    done = everburn("run", str(path), "--dry-run", *settings)
+    assert done.returncode == 0, done.stderr
+    assert "trainer job  our-job, which is there already and stays\n" in done.stdout
+    assert "deployment   our-deployment, which is there already and stays\n" in done.stdout
+    assert "provisioning.json" not in done.stdout
+    assert "region" not in done.stdout  # nothing is made anywhere
+
+
 def test_the_examples_can_be_looked_at(everburn: Everburn) -> None:
     path = ROOT / "examples" / "arithmetic" / "run.json"
     done = everburn("run", str(path), "--dry-run")

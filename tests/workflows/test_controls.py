@@ -91,6 +91,27 @@ async def test_a_checkpoint_is_saved_when_it_is_asked_for(start: Start):
     assert run.trainer.calls[-1] == "save_checkpoint state-1"
     gate.open()
     await run.result()
+    # The time that it took is in the record of the step that was saved.
+    assert [record["checkpoint/wall_time"] >= 0 for record in run.metrics()] == [True, True]
+
+
+async def test_a_checkpoint_that_was_asked_for_is_timed_also_where_no_step_follows(start: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+        return await spread(draw)
+
+    run = await start(Script(play), rows=2)
+    await run.until(step=1, groups_in_flight=1)
+    await run.handle.execute_update(TrainRun.checkpoint)
+    await run.handle.signal(TrainRun.stop)
+    gate.open()
+    result = await run.result()
+    assert result.steps == 1 and run.trainer.count("save_checkpoint state-1") == 1
+    (record,) = run.metrics()
+    assert record["checkpoint/wall_time"] >= 0
 
 
 async def test_a_checkpoint_that_cannot_be_saved_is_not_answered_with_an_older_one(start: Start):

@@ -112,6 +112,24 @@ async def test_the_ledger_names_the_settings_that_were_sent(
     assert (await verified(run, tmp_path, emulator)).steps == 1
 
 
+async def test_what_the_trainer_reports_of_its_requests_is_in_the_steps_record(
+    start: Start, emulator: RunningEmulator
+):
+    """Its own diagnostics, which it computes by itself, agree with those that are computed here."""
+    fields = tiny_turns.fields(
+        emulator.base_url, temperature=0.5, loss_config={"report_policy_diagnostics": True}
+    )
+    run = await start(Script(), rows=2, **fields)
+    await run.result()
+    (step,) = (each for each in run.metrics() if each["rollout/step"] == 1)
+    assert step["trainer/policy_ratio_mean"] == pytest.approx(step["train/ratio_mean"], rel=1e-4)
+    assert step["trainer/policy_outside_clip_mean"] == pytest.approx(step["train/clip_frac"])
+    assert step["trainer/num_loss_tokens_sum"] == step["train/tokens"]
+    assert step["trainer/policy_ratio_max"] > step["trainer/policy_ratio_mean"]
+    assert run.ledger[0].metrics["trainer/policy_kl_mean"] == step["trainer/policy_kl_mean"] > 0
+    assert step["trainer/total_tokens_sum"] > step["trainer/num_loss_tokens_sum"]
+
+
 async def test_a_trainer_that_cannot_do_what_a_run_asks_for_ends_it_before_any_rollout(
     start: Start, emulator: RunningEmulator
 ):
@@ -123,26 +141,37 @@ async def test_a_trainer_that_cannot_do_what_a_run_asks_for_ends_it_before_any_r
     assert run.store.keys("rollouts") == []
 
 
-@pytest.mark.parametrize(
-    ("temperature", "moved", "at_rest"),
-    [
-        (1.0, (), ("train/ppo_kl", "train/inference_k1", "train/inference_k3")),
-        (0.05, ("train/ppo_kl", "train/clip_frac"), ("train/inference_k1", "train/inference_k3")),
-    ],
-)
+RATIO = ("train/ppo_kl", "train/clip_frac")
+INFERENCE = ("train/inference_k1", "train/inference_k3")
+GAP = ("train/publication_gap",)
+OFFSET = ("async/version_offset_mean", "async/version_offset_max")
+"""The columns of the table of planted discrepancies in docs/metrics.md."""
+
+
+def shows(record: dict[str, Any], *moved: tuple[str, ...]) -> None:
+    """These columns moved, and all others are at rest."""
+    for column in (RATIO, INFERENCE, GAP, OFFSET):
+        for name in column:
+            assert (abs(record[name]) > 1e-3) == (column in moved), (name, record)
+            assert column in moved or abs(record[name]) < 1e-4, (name, record)
+
+
+async def test_without_a_discrepancy_all_is_at_rest(start: Start, emulator: RunningEmulator):
+    run = await start(Script(), rows=2, **tiny_turns.fields(emulator.base_url))
+    await run.result()
+    (record,) = (each for each in run.metrics() if each["rollout/step"] == 1)
+    shows(record)
+
+
 async def test_a_temperature_shows_in_the_policy_ratio_only(
-    start: Start,
-    emulator: RunningEmulator,
-    temperature: float,
-    moved: tuple[str, ...],
-    at_rest: tuple[str, ...],
+    start: Start, emulator: RunningEmulator
 ):
-    fields = tiny_turns.fields(emulator.base_url, temperature=temperature)
+    fields = tiny_turns.fields(emulator.base_url, temperature=0.05)
     run = await start(Script(), rows=2, **fields)
     await run.result()
     (record,) = (each for each in run.metrics() if each["rollout/step"] == 1)
-    assert all(abs(record[name]) > 0.05 for name in moved), {n: record[n] for n in moved}
-    assert all(abs(record[name]) < 1e-3 for name in at_rest), record
+    shows(record, RATIO)
+    assert all(abs(record[name]) > 0.05 for name in RATIO), record
 
 
 async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_inference(
@@ -162,9 +191,20 @@ async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_infer
     run = await start(Script(), rows=4, **fields)
     await run.result()
     fresh, stale = (each for each in run.metrics() if each["rollout/step"] > 0)
-    assert fresh["train/inference_k3"] < 1e-6
-    assert stale["train/inference_k3"] > 1e-3
-    assert stale["async/version_offset_max"] == 0  # by the run's own books all was well
+    shows(fresh, GAP)  # it sampled from version 0, and published it as version 1
+    shows(stale, RATIO, INFERENCE, GAP)  # by the run's own books all was well
+
+
+async def test_rollouts_of_an_earlier_version_show_with_their_age(
+    start: Start, emulator: RunningEmulator
+):
+    fields = tiny_turns.fields(emulator.base_url, learning_rate=0.05, max_head_offpolicy_versions=1)
+    run = await start(Script(), rows=4, **fields)
+    await run.result()
+    fresh, old = (each for each in run.metrics() if each["rollout/step"] > 0)
+    shows(fresh)
+    shows(old, RATIO, INFERENCE, OFFSET)
+    assert old["async/version_offset_max"] == old["async/version_offset_mean"] == 1
 
 
 async def test_the_metrics_are_those_that_the_documentation_defines(
