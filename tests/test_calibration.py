@@ -1,5 +1,6 @@
 """Calibration: figures of a batch from the initial policy, advice, and what it leaves behind."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from everburn.refs import RunRef
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 
+EVENTS: list[str] = []
+"""What completions and their session went through, in order."""
+
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     """Rewards of a row's completions as its row says; the policy is sampled all the same."""
@@ -29,6 +33,17 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
             raise RecoverableRolloutError("the judge is out")
         if outcome == "break":
             raise KeyError("a bug")
+        if outcome == "break late":
+            while EVENTS.count("waits") < 2:
+                await asyncio.sleep(0.01)
+            raise KeyError("a bug")
+        if outcome == "wait":
+            EVENTS.append("waits")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await setup.sampler.sample(prompt, max_tokens=4)
+                EVENTS.append("ended")
         return RolloutRun([RolloutSample.of_sample(prompt, sample, float(outcome))])
 
     return rollout_fn
@@ -101,6 +116,23 @@ async def test_a_failure_ends_it_and_the_session(
     assert emulator.admin("GET", "state")["sessions"].keys() == before
 
 
+async def test_what_is_cut_short_has_ended_before_its_session(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    """Completions clean up with the sampler that they have."""
+
+    class Session(ServerlessTrainer):
+        async def close(self) -> None:
+            EVENTS.append("session closed")
+            await super().close()
+
+    EVENTS.clear()
+    config = a_config(emulator.base_url, [["break late", "wait", "wait"]])
+    with pytest.raises(KeyError, match="a bug"):
+        await calibrate(RunRef(store=str(tmp_path), id="c"), config, Session.open)
+    assert EVENTS == ["waits", "waits", "ended", "ended", "session closed"]
+
+
 def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: Any) -> Calibration:
     record = CompletionRecord(
         run="r",
@@ -127,6 +159,8 @@ def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: 
     [
         (a_calibration([[0, 1], [1, 1]]), []),
         (a_calibration([[], []]), ["no completion succeeded"]),
+        (a_calibration([[1], [0]]), ["no row has two completions to compare: 2 of 4 failed"]),
+        (a_calibration([[1], [0, 0]]), ["no signal", "either too easy or too hard"]),
         (a_calibration([[1, 1], [1, 1]]), ["no signal", "every completion got 1: make .* harder"]),
         (a_calibration([[0, 0], [0, 0]]), ["no signal", "no completion got a reward: .* easier"]),
         (a_calibration([[0, 0], [1, 1]]), ["no signal", "either too easy or too hard"]),

@@ -115,7 +115,10 @@ async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
     left_behind = tmp_path / "sandbox"
     left_behind.mkdir()
     (tmp_path / "farm.py").write_text(
-        "import os\n\ndef end(path):\n    assert os.environ['FARM_KEY'] == 'fk'\n    os.rmdir(path)\n"
+        "import os\n\n"
+        "def end(path):\n"
+        "    assert os.environ['FARM_KEY'] == 'fk'\n"
+        "    os.rmdir(path)\n"
     )
     (tmp_path / ".env").write_text("FARM_KEY=fk\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -22,7 +22,7 @@ ENTRYPOINT_FIELDS = frozenset(
     for name, field in RunConfig.model_fields.items()
     if field.annotation in (Entrypoint, Entrypoint | None)
 )
-"""Those in which a bare text is a callable's name: in others it is a path, or the name of a loss."""
+"""Those whose bare text is a callable's name; elsewhere it may be a path, or a loss by its name."""
 DATASET_FIELDS = ("dataset", "evaluation_dataset")
 
 
