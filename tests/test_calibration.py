@@ -11,10 +11,14 @@ from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSamp
 from everburn.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.base_model import TINY
-from everburn.learning.rollout_file import CompletionRecord
-from everburn.refs import RunRef
+from everburn.learning.rollout_file import CompletionRecord, read_rollout
+from everburn.refs import GroupKey, RunRef, rollout_key
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+from everburn.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
+from support.waiting import until
 
 EVENTS: list[str] = []
 """What completions and their session went through, in order."""
@@ -34,8 +38,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         if outcome == "break":
             raise KeyError("a bug")
         if outcome == "break late":
-            while EVENTS.count("waits") < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: EVENTS.count("waits") == 2)
             raise KeyError("a bug")
         if outcome == "wait":
             EVENTS.append("waits")
@@ -84,9 +87,18 @@ async def test_figures_of_a_batch(emulator: RunningEmulator, tmp_path: Path) -> 
     assert found.flat_groups == 2
     assert (found.dropped, found.failures) == (1, ["RecoverableRolloutError: the judge is out"])
     assert all(1 <= tokens <= 4 for tokens in found.output_tokens)
-    assert found.at_token_limit == sum(tokens == 4 for tokens in found.output_tokens)
+    assert found.at_token_limit == sum(was_cut_off(run, draw) for draw in found.draws)
     assert {draw.record.prompt for draw in found.draws} == {"ab"}
     assert emulator.admin("GET", "state")["sessions"].keys() == before
+
+
+def was_cut_off(run: RunRef, draw: Draw) -> bool:
+    """Whether its four tokens hold no end."""
+    record = draw.record
+    key = rollout_key(GroupKey(cursor=record.cursor), record.completion)
+    _, rollout = read_rollout(ArtifactStore.of(run), key)
+    end = load_tokenizer(stored_config(run)).eos_token_id
+    return record.output_tokens == 4 and rollout.segments[0].tokens[-1] != end
 
 
 @pytest.mark.parametrize(
