@@ -56,6 +56,12 @@ def control_url(config: RunConfig) -> str:
     return training_url(config).removesuffix(SERVERLESS_PATH)
 
 
+def on_shared_emulator(config: RunConfig) -> RunConfig:
+    """The same training on an emulator's session, without a trainer job and a deployment: it begins
+    with the same policy, and loads every checkpoint of that emulator."""
+    return config.model_copy(update={"backend": "emulator", "trainer": None, "deployment": None})
+
+
 def check_reachable(url: str) -> None:
     """Look whether anything listens there: the SDK would try for a minute before it says so.
 

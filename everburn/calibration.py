@@ -72,7 +72,7 @@ class Calibration:
 
     @property
     def flat_groups(self) -> int:
-        """Rows that train nothing: all rewards alike."""
+        """Rows that train nothing: the rewards of their two or more completions are alike."""
         return sum(len(set(rewards)) == 1 for rewards in self._judged)
 
     @property
@@ -100,7 +100,12 @@ class Calibration:
                 f"max_completion_tokens={self.config.max_completion_tokens}: unless learning to be "
                 "brief is the task, raise it"
             )
-        if self.flat_groups == len(self._judged):
+        if not self._judged:
+            notes.append(
+                f"no row has two completions to compare: {self.asked - len(self.draws)} of "
+                f"{self.asked} failed or were dropped; see why, and mend that first"
+            )
+        elif self.flat_groups == len(self._judged):
             notes += self._without_signal()
         elif self.flat_groups > len(self._judged) / 2:
             notes.append(
@@ -189,6 +194,8 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
     finally:
         for task in tasks:
             task.cancel()
+        # They use the sampler and the session until they have ended.
+        await asyncio.gather(*tasks, return_exceptions=True)
     failures = [result for result in results if isinstance(result, str)]
     if failures and config.on_any_rollout_failure == "fail":
         raise CalibrationFailedError(

@@ -1,5 +1,6 @@
 """Calibration: figures of a batch from the initial policy, advice, and what it leaves behind."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,17 @@ from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSamp
 from everburn.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.base_model import TINY
-from everburn.learning.rollout_file import CompletionRecord
-from everburn.refs import RunRef
+from everburn.learning.rollout_file import CompletionRecord, read_rollout
+from everburn.refs import GroupKey, RunRef, rollout_key
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
+from everburn.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
+from support.waiting import until
+
+EVENTS: list[str] = []
+"""What completions and their session went through, in order."""
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
@@ -29,6 +37,16 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
             raise RecoverableRolloutError("the judge is out")
         if outcome == "break":
             raise KeyError("a bug")
+        if outcome == "break late":
+            await until(lambda: EVENTS.count("waits") == 2)
+            raise KeyError("a bug")
+        if outcome == "wait":
+            EVENTS.append("waits")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await setup.sampler.sample(prompt, max_tokens=4)
+                EVENTS.append("ended")
         return RolloutRun([RolloutSample.of_sample(prompt, sample, float(outcome))])
 
     return rollout_fn
@@ -69,9 +87,18 @@ async def test_figures_of_a_batch(emulator: RunningEmulator, tmp_path: Path) -> 
     assert found.flat_groups == 2
     assert (found.dropped, found.failures) == (1, ["RecoverableRolloutError: the judge is out"])
     assert all(1 <= tokens <= 4 for tokens in found.output_tokens)
-    assert found.at_token_limit == sum(tokens == 4 for tokens in found.output_tokens)
+    assert found.at_token_limit == sum(was_cut_off(run, draw) for draw in found.draws)
     assert {draw.record.prompt for draw in found.draws} == {"ab"}
     assert emulator.admin("GET", "state")["sessions"].keys() == before
+
+
+def was_cut_off(run: RunRef, draw: Draw) -> bool:
+    """Whether its four tokens hold no end."""
+    record = draw.record
+    key = rollout_key(GroupKey(cursor=record.cursor), record.completion)
+    _, rollout = read_rollout(ArtifactStore.of(run), key)
+    end = load_tokenizer(stored_config(run)).eos_token_id
+    return record.output_tokens == 4 and rollout.segments[0].tokens[-1] != end
 
 
 @pytest.mark.parametrize(
@@ -101,6 +128,23 @@ async def test_a_failure_ends_it_and_the_session(
     assert emulator.admin("GET", "state")["sessions"].keys() == before
 
 
+async def test_what_is_cut_short_has_ended_before_its_session(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    """Completions clean up with the sampler that they have."""
+
+    class Session(ServerlessTrainer):
+        async def close(self) -> None:
+            EVENTS.append("session closed")
+            await super().close()
+
+    EVENTS.clear()
+    config = a_config(emulator.base_url, [["break late", "wait", "wait"]])
+    with pytest.raises(KeyError, match="a bug"):
+        await calibrate(RunRef(store=str(tmp_path), id="c"), config, Session.open)
+    assert EVENTS == ["waits", "waits", "ended", "ended", "session closed"]
+
+
 def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: Any) -> Calibration:
     record = CompletionRecord(
         run="r",
@@ -127,6 +171,8 @@ def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: 
     [
         (a_calibration([[0, 1], [1, 1]]), []),
         (a_calibration([[], []]), ["no completion succeeded"]),
+        (a_calibration([[1], [0]]), ["no row has two completions to compare: 2 of 4 failed"]),
+        (a_calibration([[1], [0, 0]]), ["no signal", "either too easy or too hard"]),
         (a_calibration([[1, 1], [1, 1]]), ["no signal", "every completion got 1: make .* harder"]),
         (a_calibration([[0, 0], [0, 0]]), ["no signal", "no completion got a reward: .* easier"]),
         (a_calibration([[0, 0], [1, 1]]), ["no signal", "either too easy or too hard"]),

@@ -108,6 +108,27 @@ async def test_a_run_that_is_no_more_is_cleaned_up_by_hand(tmp_path: Path) -> No
     assert "0 resources reaped, 1 left" in done.stdout and "FileNotFoundError" in done.stdout
 
 
+async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path / "runs", "die")
+    left_behind = tmp_path / "sandbox"
+    left_behind.mkdir()
+    (tmp_path / "farm.py").write_text(
+        "import os\n\n"
+        "def end(path):\n"
+        "    assert os.environ['FARM_KEY'] == 'fk'\n"
+        "    os.rmdir(path)\n"
+    )
+    (tmp_path / ".env").write_text("FARM_KEY=fk\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = completion_name(GroupKey(cursor=0), 0)
+    await in_a_completion(ArtifactStore.of(run), name, "farm:end", path=str(left_behind))
+    done = await asyncio.to_thread(Everburn(tmp_path), "reap", run.id)
+    assert done.returncode == 0, done.stdout
+    assert not left_behind.exists()
+
+
 async def in_a_completion(
     store: ArtifactStore, name: str, reaper: str, **arguments: Any
 ) -> Resource:

@@ -9,6 +9,7 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+from everburn.backends import on_shared_emulator
 from everburn.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.config import RunConfig
 from everburn.refs import RunRef
@@ -34,8 +35,7 @@ def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
             "--set backend=serverless, where the same base model is to be had there"
         )
     if config.dedicated:
-        # On the emulator the initial policy is the same, whichever service it stands for.
-        config = config.model_copy(update={"backend": "emulator"})
+        config = on_shared_emulator(config)
     own = config.local and config.base_url is None
     emulator = spare_emulator(StackFolder(folder)) if own else nullcontext()
     spare = tempfile.TemporaryDirectory(prefix="everburn-calibration-")

@@ -194,7 +194,10 @@ def _checkpoints(config: RunConfig, steps: int) -> str:
 def _evaluations(config: RunConfig, steps: int, held_out: int) -> str:
     if not config.evaluates:
         return "none"
-    at = {0, *range(0, steps + 1, config.evaluation_interval), steps}
+    interval = config.evaluation_interval
+    at = {*range(interval, steps + 1, interval), steps}
+    if config.initial_evaluation:
+        at.add(0)
     if config.evaluation is not None:
         return f"{len(at)} calls of {config.evaluation.name}"
     most = len(at) * held_out * config.max_completion_tokens

@@ -3,15 +3,16 @@
 Owns the refusal while the run goes on. Doesn't own reaping (everburn/resources.py).
 """
 
-import sys
 from pathlib import Path
 
 from everburn.refs import RunRef
 from everburn.resources import Reaped, reap
 from everburn.store import ArtifactStore
+from workers import dotenv
 from workers.errors import BadInputError, UserError
 from workers.resume import known_run
 from workers.server import Server
+from workers.user_modules import imports_from
 
 
 async def reap_run(
@@ -33,9 +34,10 @@ async def reap_run(
             f"run {run.id} is running: its completions end what they made. Stop it first, with "
             f"`everburn stop {run.id}`"
         )
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # where its workers found the reapers
-    return run, await reap(ArtifactStore.of(run))
+    # The keys and the modules that its workers had.
+    dotenv.load(folder)
+    with imports_from(folder):
+        return run, await reap(ArtifactStore.of(run))
 
 
 async def _is_open(server: Server, run: RunRef) -> bool:

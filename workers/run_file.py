@@ -11,13 +11,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from everburn.config import ConfigError, RunConfig, parse_config
+from everburn.config import ConfigError, Entrypoint, RunConfig, parse_config
 from everburn.refs import RunRef
 from workers.errors import BadInputError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """It names a folder and a workflow, and is typed by people."""
-ENTRYPOINT_FIELDS = ("rollout", "dynamic_filter", "evaluation")
+ENTRYPOINT_FIELDS = frozenset(
+    name
+    for name, field in RunConfig.model_fields.items()
+    if field.annotation in (Entrypoint, Entrypoint | None)
+)
+"""Those whose bare text is a callable's name; elsewhere it may be a path, or a loss by its name."""
 DATASET_FIELDS = ("dataset", "evaluation_dataset")
 
 

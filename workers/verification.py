@@ -7,6 +7,7 @@ Owns finding the run's folder, and what is said of it. Doesn't own the verificat
 import time
 from pathlib import Path
 
+from everburn.backends import on_shared_emulator
 from everburn.refs import CONFIG_KEY, RunRef
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
@@ -46,8 +47,7 @@ async def _re_execute(run: RunRef, home: Path) -> Verified:
     from everburn.trainers import TrainerError
     from everburn.trainers.serverless import ServerlessTrainer
 
-    # Any session of the emulator loads its checkpoints; a job of its own would be for one command.
-    config = stored_config(run).model_copy(update={"backend": "emulator"})
+    config = on_shared_emulator(stored_config(run))
     try:
         return await verify(
             run,

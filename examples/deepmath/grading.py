@@ -13,9 +13,10 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
-TOLERANCE = 1e-6
+TOLERANCE = Decimal("1e-6")
 VERIFY_SECONDS = 10.0
 """For one judgement; nearly all take milliseconds."""
 JUDGE = (sys.executable, str(Path(__file__).with_name("judge.py")))
@@ -50,12 +51,14 @@ def normalised(answer: str) -> str:
 
 
 def equal_numbers(answer: str, truth: str) -> bool:
-    """Whether both read as numbers that differ by less than 1e-6, relative to those above 1."""
+    """Whether both read as decimal numbers that differ by at most 1e-6, however large they are: so
+    integers have to be the same."""
     try:
-        a, b = float(normalised(answer)), float(normalised(truth))
-    except ValueError:
+        # Exact where the two are close, unlike floats above 2**53.
+        difference = Decimal(normalised(answer)) - Decimal(normalised(truth))
+    except ArithmeticError:
         return False
-    return abs(a - b) <= TOLERANCE * max(1.0, abs(b))
+    return difference.is_finite() and abs(difference) <= TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
             grade = await grader.grade(answer, sample_prompt["ground_truth"])
         except UndecidedError:
             return None
-        segment = RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, grade.reward)
+        segment = RolloutSample.of_sample(prompt, sample, grade.reward)
         info = {"truth": sample_prompt["ground_truth"], "read": grade.answer, "by": grade.by}
         return RolloutRun([segment], answer=sample.text, info=info)
 

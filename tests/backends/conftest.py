@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 
 from activities.rollouts import RolloutActivities
 from activities.trainer import TrainerActivities
-from everburn.backends import EMULATOR_URL_ENV
+from everburn.backends import EMULATOR_URL_ENV, on_shared_emulator
 from everburn.checkpoints import find_checkpoint
 from everburn.emulator.base_model import TINY
 from everburn.emulator.checkpoints import weights_digest
@@ -117,7 +117,7 @@ class Run:
 
     async def verified(self) -> Verified:
         """The run's weights are those of its ledger, bit for bit."""
-        config = stored_config(self.ref).model_copy(update={"backend": "emulator"})
+        config = on_shared_emulator(stored_config(self.ref))
         home = self.service.emulator.home
         return await verify(
             self.ref,

@@ -63,9 +63,29 @@ def test_what_is_written_alike_is_equal(one: str, other: str) -> None:
 
 def test_numbers_within_a_millionth_are_equal() -> None:
     assert equal_numbers("0.5000004", "0.5")
-    assert equal_numbers("3000000.5", "3,000,000")
-    assert not equal_numbers("0.51", "0.5")
-    assert not equal_numbers("x", "0.5")
+    assert equal_numbers("3000000.0000004", "3,000,000")
+    assert equal_numbers("1e3", "1000")
+    assert not equal_numbers("0.500002", "0.5")
+    assert not equal_numbers("3000000.5", "3,000,000")
+    for no_number in ("x", "", "nan", "inf", "1e999999999999999999999"):
+        assert not equal_numbers(no_number, "0.5")
+    assert not equal_numbers("inf", "inf")
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("3000001", "3000000"),
+        ("123456790", "123456789"),
+        ("-9007199254740993", "-9007199254740992"),
+        ("100000000000000000000000000000000000001", "100000000000000000000000000000000000000"),
+    ],
+)
+async def test_integers_have_to_be_the_same(grader: Grader, answer: str, truth: str) -> None:
+    assert not equal_numbers(answer, truth)
+    for judges in (grader, Grader(command=())):
+        grade = await judges.grade(answer, truth)
+        assert (grade.reward, grade.by) == (0.0, "all")
 
 
 @pytest.mark.parametrize(

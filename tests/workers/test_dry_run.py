@@ -96,6 +96,15 @@ def test_what_a_dedicated_run_would_use(everburn: Everburn) -> None:
     assert "region" not in done.stdout  # nothing is made anywhere
 
 
+def test_the_initial_policy_is_evaluated_unless_that_is_not_wanted(everburn: Everburn) -> None:
+    (everburn.folder / "sums.py").write_text(TASK)
+    (everburn.folder / "run.json").write_text(json.dumps(CONFIG))
+    done = everburn("run", "run.json", "--dry-run", "--set", "initial_evaluation=false")
+    assert done.returncode == 0, done.stderr
+    # Versions 2, 4, 6 and the last, 7.
+    assert "4 of 10 held-out rows each: at most 4,000 sampled tokens" in done.stdout
+
+
 def test_the_examples_can_be_looked_at(everburn: Everburn) -> None:
     path = ROOT / "examples" / "arithmetic" / "run.json"
     done = everburn("run", str(path), "--dry-run")

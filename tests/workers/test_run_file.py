@@ -56,7 +56,7 @@ def test_urls_functions_and_absolute_paths_stay(tmp_path: Path) -> None:
 
 def test_set_reads_json_and_takes_the_rest_as_text(tmp_path: Path) -> None:
     file = load(
-        written(tmp_path / "sums.json"),
+        written(tmp_path / "sums.json", prepare_batch="everburn.learning.igpo:prepare_batch"),
         "epochs=3",
         "learning_rate=2e-4",
         "shuffle=false",
@@ -65,8 +65,11 @@ def test_set_reads_json_and_takes_the_rest_as_text(tmp_path: Path) -> None:
         "extras.limits.low=2",
         "base_model=other",
         "rollout.kwargs.style=short",
+        "prepare_batch.kwargs.gamma=0.9",
     )
     assert file.config.rollout.kwargs == {"style": "short"}
+    assert file.config.prepare_batch is not None
+    assert file.config.prepare_batch.kwargs == {"gamma": 0.9}
     assert (file.config.epochs, file.config.learning_rate, file.config.shuffle) == (3, 2e-4, False)
     assert file.config.max_rows is None
     assert file.config.extras == {"operator": "plus", "limits": {"low": 2}}
