@@ -26,6 +26,9 @@ CAPACITY = "TrainerCapacityError"
 UNAVAILABLE = "TrainerUnavailableError"
 REJECTED = "TrainerRejectedError"
 UNFIT = "TrainerUnfitError"
+PROMOTION_REFUSED = "PromotionRefusedError"
+"""No model was made, which of other errors of a promotion isn't known."""
+MODEL_ID_TAKEN = "ModelIdTakenError"
 WORKER_SHUTDOWN = "WorkerShutdown"
 
 MAX_MESSAGE = 1000

@@ -241,13 +241,15 @@ class LoadAdapter(Message):
 
 
 class Promote(Message):
-    """Make a model of the account from a snapshot. attempt: from 1."""
+    """Make a model of the account from a snapshot. attempt: from 1. again: an earlier one may have
+    made it unseen."""
 
     lease: LeaseRef
     version: int
     snapshot: str
     model_id: str
     attempt: int
+    again: bool = False
 
 
 class Promoted(Message):

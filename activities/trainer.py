@@ -276,8 +276,7 @@ class TrainerActivities:
         lease = self._lease(order.lease)
 
         async def promote() -> Promoted:
-            again = order.attempt > 1
-            name = await lease.trainer.promote(order.snapshot, order.model_id, again=again)
+            name = await lease.trainer.promote(order.snapshot, order.model_id, again=order.again)
             return Promoted(model=name)
 
         return await self._once(

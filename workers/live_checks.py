@@ -17,6 +17,7 @@ from everburn.backends import (
 from everburn.config import RunConfig
 from everburn.tokenizers import load_tokenizer
 from everburn.trainers.errors import translated
+from everburn.trainers.promotion import model_exists
 
 if TYPE_CHECKING:
     from fireworks.training.sdk.fireworks_client import FireworksClient
@@ -61,7 +62,7 @@ def _asked(config: RunConfig, subject: str, ask: Callable[[], str]) -> Answer:
 
 
 def _model(control: "FireworksClient", name: str) -> str:
-    if not _exists(control, name):
+    if not model_exists(control, name):
         raise LookupError(
             f"there is no model {name}, or this account may not see it: base_model is "
             "accounts/fireworks/models/<id> for Fireworks' own"
@@ -75,24 +76,9 @@ def _shape(control: "FireworksClient", name: str) -> str:
 
 
 def _free(control: "FireworksClient", name: str) -> str:
-    if _exists(control, name):
+    if model_exists(control, name):
         raise LookupError(f"{name} exists already: choose another id")
     return f"{name} is free"
-
-
-def _exists(control: "FireworksClient", name: str) -> bool:
-    """The SDK has no look-up of a model's record but this one."""
-    from fireworks.training.sdk.fireworks_client import ModelDetailsUnavailableError
-
-    try:
-        control.model_is_moe(name)
-    except ModelDetailsUnavailableError as error:
-        if error.status_code == 404:
-            return False
-        raise
-    except ValueError:
-        return True  # it is there, and doesn't say whether it has experts
-    return True
 
 
 def _tokenizer(config: RunConfig) -> str:

@@ -14,6 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import MODEL_ID_TAKEN, PROMOTION_REFUSED
     from activities.messages import Promote, Promoted, ReapResult
     from activities.rollouts import RolloutActivities
     from activities.trainer import TrainerActivities
@@ -104,6 +105,7 @@ class Ending:
         """Make a model of the final policy, as long as its session lives."""
         state, model_id = self.state, self.config.output_model_id
         attempt = 0
+        again = False
         while model_id is not None and state.model is None:
             attempt += 1
             state.enter("promoting the final policy", f"model {model_id}")
@@ -113,6 +115,7 @@ class Ending:
                 snapshot=state.snapshot,
                 model_id=model_id,
                 attempt=attempt,
+                again=again,
             )
             try:
                 promoted: Promoted = await self.trainer.run(
@@ -121,8 +124,9 @@ class Ending:
                 state.model = promoted.model
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
+                kind = getattr(error.cause, "type", None)
                 state.note(f"promotion, attempt {attempt}: {cause}")
-                if attempt == PROMOTE_ATTEMPTS:
+                if attempt == PROMOTE_ATTEMPTS or kind == MODEL_ID_TAKEN:
                     raise ApplicationError(
                         f"{cause}. The run is trained and saved: `everburn resume {state.run.id}` "
                         "tries the promotion again, and takes --set output_model_id=ID for another "
@@ -130,8 +134,10 @@ class Ending:
                         type="PromotionFailed",
                         non_retryable=True,
                     ) from error
+                again = again or kind != PROMOTION_REFUSED
                 await workflow.sleep(backoff(attempt))
             except LeaseLostError as loss:
+                again = True
                 if not await self.recovery.recover(loss):
                     return
 

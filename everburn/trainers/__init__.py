@@ -66,7 +66,15 @@ class KeyRefusedError(TrainerClosedError):
 
 
 class PromotionError(TrainerError):
-    """A snapshot couldn't be made a model of the account; the session is unharmed."""
+    """Nobody knows whether a snapshot was made a model of the account; the session is unharmed."""
+
+
+class PromotionRefusedError(PromotionError):
+    """No model was made. Asking again may help."""
+
+
+class ModelIdTakenError(PromotionError):
+    """A model of that id is there, and not by this run. Asking again won't help."""
 
 
 class PublicationMismatchError(TrainerError):
@@ -144,8 +152,9 @@ class Trainer(Protocol):
     async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
         """Make a model of the account from a snapshot, by its path; returns the model's name.
 
-        again: an earlier try may have succeeded unseen: a model that exists is it. Raises
-        PromotionError.
+        again: an earlier try may have succeeded unseen: a model that exists is it.
+
+        Raises PromotionError and its kinds, which tell whether there may be a model now.
         """
         ...
 

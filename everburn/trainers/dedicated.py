@@ -197,7 +197,7 @@ class DedicatedTrainer(ServerlessTrainer):
             self._publishing = False
         return Snapshot(path=saved.snapshot_name, handle=self._handle, shared=True)
 
-    def _promoted(self, control: "FireworksClient", snapshot: str, model_id: str) -> dict[str, Any]:
+    def _promotable(self, control: "FireworksClient", snapshot: str) -> str:
         """By the job's list. What was published as a difference is exported whole first."""
         row = listed(control.list_checkpoints(self._job), snapshot)
         if not row.get("promotable"):
@@ -205,11 +205,14 @@ class DedicatedTrainer(ServerlessTrainer):
                 f"whole-{uuid.uuid4().hex[:8]}", checkpoint_type="base"
             )
             row = listed(control.list_checkpoints(self._job), whole.snapshot_name)
+        return str(row["name"])
+
+    def _ask_promotion(
+        self, control: "FireworksClient", name: str, model_id: str
+    ) -> dict[str, Any]:
         return dict(
             control.promote_checkpoint(
-                name=str(row["name"]),
-                output_model_id=model_id,
-                base_model=self._config.base_model,
+                name=name, output_model_id=model_id, base_model=self._config.base_model
             )
         )
 

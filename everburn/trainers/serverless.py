@@ -29,7 +29,6 @@ from everburn.learning.losses import Settings, wire_loss_of
 from everburn.ledger import AdamParams
 from everburn.trainers import (
     Gradients,
-    PromotionError,
     Snapshot,
     TrainerError,
     TrainerUnavailableError,
@@ -38,7 +37,8 @@ from everburn.trainers import (
 )
 from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.custom_loss import CustomLoss
-from everburn.trainers.errors import QUOTA_PATIENCE, describe, signs_of, translated
+from everburn.trainers.errors import QUOTA_PATIENCE, describe, translated
+from everburn.trainers.promotion import promote
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
@@ -217,22 +217,27 @@ class ServerlessTrainer:
 
         key, url = api_key(self._config), control_url(self._config)
         with FireworksClient(api_key=key, base_url=url) as control:
-            try:
-                model = self._promoted(control, snapshot, model_id)
-            except Exception as error:
-                if again and signs_of(error).status == 409:
-                    return f"accounts/{control.account_id}/models/{model_id}"
-                raise PromotionError(
-                    f"{snapshot} isn't promoted to model {model_id}: {describe(error)}"
-                ) from error
-        return str(model["name"])
+            return promote(
+                self._config,
+                control,
+                snapshot,
+                model_id,
+                lambda: self._promotable(control, snapshot),
+                lambda name: self._ask_promotion(control, name, model_id),
+                again=again,
+            )
 
-    def _promoted(self, control: "FireworksClient", snapshot: str, model_id: str) -> dict[str, Any]:
-        """The control plane's record of the new model."""
+    def _promotable(self, control: "FireworksClient", snapshot: str) -> str:
+        """The control plane's name of a snapshot."""
         rows = control.list_training_session_checkpoints(
             f"accounts/{control.account_id}/trainingSessions/{self.session}"
         )
-        name = str(listed(rows, snapshot)["name"])
+        return str(listed(rows, snapshot)["name"])
+
+    def _ask_promotion(
+        self, control: "FireworksClient", name: str, model_id: str
+    ) -> dict[str, Any]:
+        """The control plane's record of the new model."""
         return dict(control.promote_session_checkpoint(name, model_id, self._config.base_model))
 
     async def save_checkpoint(self, name: str) -> str:

@@ -95,6 +95,32 @@ async def test_the_final_policy_becomes_a_model(
     await nothing_is_left(run)
 
 
+async def test_a_model_of_somebody_else_is_not_taken_for_the_runs_own(
+    service: Service, tmp_path: Path, backend: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """And `everburn resume` promotes what the run has trained, under another id."""
+    taken = "taken-" + request.node.callspec.id.replace(", ", "-").replace(" ", "-")
+    first = await service.start(tmp_path, rows=4, output_model_id=taken, **backend)
+    assert (await first.result()).model == f"accounts/everburn/models/{taken}"
+
+    run = await service.start(tmp_path, rows=4, output_model_id=taken, **backend)
+    failure = await run.failure()
+    assert failure.type == "PromotionFailed"
+    assert f"accounts/everburn/models/{taken} exists already" in failure.message
+    assert "--set output_model_id=ID" in failure.message
+    notes = [note for note in (await run.status()).notes if note.startswith("promotion")]
+    assert len(notes) == 1, "asked for once"
+    await nothing_is_left(run)
+
+    config = stored_config(run.ref).model_copy(update={"output_model_id": f"{taken}-2"})
+    state = rebuilt_state(run.ref, config, time.time())
+    again = await service.go_on(run.ref, config.model_dump(mode="json"), state)
+    result = await again.result()
+    assert result.model == f"accounts/everburn/models/{taken}-2"
+    assert result.steps == 2, "nothing is trained again"
+    await nothing_is_left(again)
+
+
 # Where a run starts
 
 

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from everburn.trainers import PromotionError, TrainerRejectedError
+from everburn.trainers import (
+    ModelIdTakenError,
+    PromotionError,
+    PromotionRefusedError,
+    QuotaExceededError,
+    TrainerRejectedError,
+)
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum
@@ -99,6 +105,37 @@ async def test_a_promotion_can_be_tried_again(emulator: RunningEmulator) -> None
     assert await session.promote(snapshot.path, model_id, again=True) == name
     # Somebody else's model of that id isn't taken for the run's own.
     with pytest.raises(PromotionError, match="exists already"):
+        await session.promote(snapshot.path, model_id, again=False)
+    await session.close()
+
+
+async def test_what_is_known_of_a_failed_promotion(emulator: RunningEmulator) -> None:
+    session = await opened(emulator)
+    snapshot = await session.publish("policy-0001-e1")
+    model_id = f"model-{session.session}"
+    name = f"accounts/everburn/models/{model_id}"
+    # Refused: a model that is there next is somebody else's.
+    emulator.plan_fault("promote", "status", status=400)
+    with pytest.raises(PromotionRefusedError):
+        await session.promote(snapshot.path, model_id, again=False)
+    # The account may not: as everywhere.
+    emulator.plan_fault("promote", "status", status=402)
+    with pytest.raises(QuotaExceededError, match="add credit"):
+        await session.promote(snapshot.path, model_id, again=False)
+    # Nobody knows.
+    for fault in ({"kind": "drop", "applied": True}, {"kind": "malformed"}):
+        emulator.plan_fault("promote", **fault)
+        with pytest.raises(PromotionError) as caught:
+            await session.promote(snapshot.path, f"{model_id}-{fault['kind']}", again=False)
+        assert type(caught.value) is PromotionError
+    # The SDK itself sends it again, and finds what the first has made.
+    emulator.plan_fault("promote", "status", status=503, applied=True)
+    assert await session.promote(snapshot.path, model_id, again=False) == name
+    with pytest.raises(ModelIdTakenError, match=rf"{name} exists already.*output_model_id"):
+        await session.promote(snapshot.path, model_id, again=False)
+    # Taken all along, and the SDK sends it again for another reason.
+    emulator.plan_fault("promote", "status", status=503)
+    with pytest.raises(ModelIdTakenError):
         await session.promote(snapshot.path, model_id, again=False)
     await session.close()
 

@@ -3,7 +3,13 @@
 import pytest
 
 from everburn.checkpoints import find_checkpoint
-from everburn.trainers import PromotionError, TrainerRejectedError, TrainerStateLostError
+from everburn.trainers import (
+    ModelIdTakenError,
+    PromotionError,
+    PromotionRefusedError,
+    TrainerRejectedError,
+    TrainerStateLostError,
+)
 from support.farm import Start
 from support.script import Script
 from workflows import recovery
@@ -111,6 +117,29 @@ async def test_a_failed_promotion_is_tried_again(
     assert result.model == "accounts/scripted/models/my-model"
     # The first may have been applied unseen.
     assert run.trainer.calls[-2] == "promote policy-0001-e1 my-model again"
+
+
+async def test_a_refused_promotion_has_made_no_model(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """One that is there at the next attempt is somebody else's."""
+    monkeypatch.setattr(recovery, "BACKOFF", (0,))
+    script = Script()
+    script.trainer.fail_once("promote", PromotionRefusedError("400"))
+    run = await start_tuned(script, rows=1, output_model_id="my-model")
+    await run.result()
+    assert run.trainer.calls[-3:] == 2 * ["promote policy-0001-e1 my-model"] + ["close"]
+
+
+async def test_an_id_that_is_taken_is_asked_for_once(start: Start):
+    script = Script()
+    script.trainer.refuse("promote", ModelIdTakenError("model my-model exists already"))
+    run = await start(script, rows=1, output_model_id="my-model")
+    failure = await run.failure()
+    assert failure.type == "PromotionFailed"
+    assert "exists already" in failure.message
+    assert "--set output_model_id=ID" in failure.message
+    assert run.trainer.count("promote") == 1
 
 
 async def test_a_promotion_that_fails_for_good_leaves_a_run_that_can_be_resumed(
