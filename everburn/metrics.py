@@ -1,8 +1,9 @@
-"""The metrics file: `metrics.jsonl`, one flat JSON object per record of a stream.
+"""The metrics file: `metrics.jsonl`, flat JSON objects, one a line.
 
 Owns the file and the rule that a (stream, index) has one record, whatever is retried. Two streams
 with clocks of their own: optimizer steps (`rollout/step`) and producer events (`producer/event`).
-Doesn't own what the numbers mean (docs/metrics.md). One writer at a time.
+The file only grows, so that a writer which stood still and comes back late takes nothing away: what
+is known later of a record is a line of its own. Doesn't own what the numbers mean (docs/metrics.md).
 """
 
 import json
@@ -38,29 +39,37 @@ class Record(BaseModel):
 def record(store: ArtifactStore, records: Iterable[Record]) -> None:
     """Append those records that aren't there yet."""
     present = {record.key for record in read(store)}
-    fresh = [record for record in records if record.key not in present]
-    if fresh:
-        store.append_lines(METRICS_KEY, [_line(record) for record in fresh])
+    _append(store, [record for record in records if record.key not in present])
 
 
 def amend(store: ArtifactStore, stream: str, index: int, values: Mapping[str, Value]) -> None:
     """Add values to a record, or make it: an evaluation ends after its step was recorded."""
-    records = {record.key: record for record in read(store)}
-    known = records.get((stream, index))
-    merged = dict(values) if known is None else known.values | dict(values)
-    records[stream, index] = Record(stream=stream, index=index, values=merged)
-    store.put(METRICS_KEY, "".join(_line(r) + "\n" for r in records.values()).encode())
+    amendment = Record(stream=stream, index=index, values=dict(values))
+    known = {record.key: record.values for record in read(store)}.get(amendment.key)
+    if known is None or not amendment.values.items() <= known.items():
+        _append(store, [amendment])
 
 
 def read(store: ArtifactStore) -> list[Record]:
-    """All records, in the order in which they were written.
+    """All records, each with what was added to it, in the order in which they were begun.
 
     A line that was cut off by a crash is left out; its record will be written again.
     """
     if not store.exists(METRICS_KEY):
         return []
-    found = (_parse(line) for line in store.get(METRICS_KEY).decode().splitlines())
-    return [record for record in found if record is not None]
+    records: dict[tuple[str, int], Record] = {}
+    for line in store.get(METRICS_KEY).decode().splitlines():
+        found = _parse(line)
+        if found is not None:
+            known = records.get(found.key)
+            values = found.values if known is None else known.values | found.values
+            records[found.key] = found.model_copy(update={"values": values})
+    return list(records.values())
+
+
+def _append(store: ArtifactStore, records: list[Record]) -> None:
+    if records:
+        store.append_lines(METRICS_KEY, [_line(record) for record in records])
 
 
 def _line(record: Record) -> str:

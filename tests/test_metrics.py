@@ -50,10 +50,46 @@ def test_an_evaluation_adds_to_the_record_of_its_step(store: ArtifactStore) -> N
     metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
     metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
 
-    assert lines(store) == [
-        {"rollout/step": 1, "a": 1.0, "eval/reward": 0.5},
-        {"rollout/step": 2, "a": 2.0},
+    assert [(r.index, r.values) for r in metrics.read(store)] == [
+        (1, {"a": 1.0, "eval/reward": 0.5}),
+        (2, {"a": 2.0}),
     ]
+    assert lines(store)[2:] == [{"rollout/step": 1, "eval/reward": 0.5}], "the file only grows"
+
+
+def test_a_late_writer_takes_nothing_away(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the file, stood still while others wrote, and goes on."""
+    metrics.record(store, [a_step(1, a=1.0)])
+    write = ArtifactStore.append_lines
+
+    def stand_still(late: ArtifactStore, key: str, lines: list[str]) -> None:
+        monkeypatch.undo()
+        metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
+        metrics.record(store, [a_step(2, a=2.0)])
+        write(late, key, lines)
+
+    monkeypatch.setattr(ArtifactStore, "append_lines", stand_still)
+    metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
+
+    assert [(r.index, r.values) for r in metrics.read(store)] == [
+        (1, {"a": 1.0, "eval/reward": 0.5}),
+        (2, {"a": 2.0}),
+    ]
+
+
+def test_a_table_of_the_file_has_a_row_per_record(store: ArtifactStore) -> None:
+    """As docs/metrics.md says how."""
+    import pandas
+
+    metrics.record(store, [a_step(1, a=1.0), a_step(2, a=2.0)])
+    metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
+    file = pandas.read_json(store.path("metrics.jsonl"), lines=True)
+    table = file.groupby("rollout/step").last()
+
+    assert table["a"].to_dict() == {1: 1.0, 2: 2.0}
+    assert table.loc[1, "eval/reward"] == 0.5
 
 
 def test_an_evaluation_before_the_first_step_has_a_record_of_its_own(store: ArtifactStore) -> None:

@@ -72,6 +72,51 @@ def test_a_step_without_update_is_served_by_the_previous_snapshot(store: Artifac
     assert current_publication(store) == carried
 
 
+def test_a_late_carrier_sets_nothing_back(store: ArtifactStore) -> None:
+    """Its activity was given up and done again elsewhere, and the run has gone on since."""
+    publish(store, a_publication(1))
+    carried = carry_publication(store, 2)
+    publish(store, a_publication(3))
+
+    assert carry_publication(store, 2) == carried
+    assert current_publication(store) == a_publication(3)
+    assert find_publication(store, 2) == carried
+
+
+@pytest.mark.parametrize("key", ["publications/epoch-000001/000002.json", "current.json"])
+def test_a_carrier_that_stood_still_before_its_write_sets_nothing_back(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    publish(store, a_publication(1))
+    write = ArtifactStore.put
+
+    def stand_still(late: ArtifactStore, name: str, data: bytes, *, once: bool = False) -> object:
+        if name.endswith(key):
+            monkeypatch.undo()
+            carry_publication(store, 2)
+            publish(store, a_publication(3))
+        return write(late, name, data, once=once)
+
+    monkeypatch.setattr(ArtifactStore, "put", stand_still)
+    carry_publication(store, 2)
+
+    assert current_publication(store) == a_publication(3)
+    carried = find_publication(store, 2)
+    assert carried is not None
+    assert carried.snapshot == a_publication(1).snapshot
+    assert serving(store, 3) == a_publication(3)
+    publish(store, a_publication(4))
+    assert current_publication(store) == a_publication(4)
+
+
+def test_a_late_publication_of_an_earlier_version_isnt_the_policy(store: ArtifactStore) -> None:
+    for version in (1, 3):
+        publish(store, a_publication(version))
+    publish(store, a_publication(2))
+
+    assert current_publication(store) == a_publication(3)
+
+
 def test_a_deployment_serves_what_was_published_last(tmp_path: Path) -> None:
     store = ArtifactStore.of(RunRef(store=str(tmp_path), id="run"))
     for version in (1, 2):

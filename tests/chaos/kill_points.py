@@ -7,9 +7,9 @@ then on it is called `<name>.hit`.
 
 A point is `before CALL` or `after CALL`. Calls: of the trainer session, `open`, `forward_backward`,
 `optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`, `probe`; of recovery,
-`replay STEP`; of the store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new`; of
-the emulator, `serve OPERATION` and `serve checkpoint NAME`. Planned points are patterns, as in a
-shell.
+`replay STEP`; of the store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new` and
+`amend INDEX`, an evaluation's addition to the metrics; of the emulator, `serve OPERATION` and
+`serve checkpoint NAME`. Planned points are patterns, as in a shell.
 """
 
 import errno
@@ -104,6 +104,9 @@ def install() -> None:
     points = Points(Path(os.environ[FOLDER]))
     _wrap_store(points)
     _wrap_workflows(points)
+    from everburn import metrics
+
+    _wrap(metrics, "amend", points, lambda store, stream, index, values: f"amend {index}")
 
 
 def install_for_trainer() -> None:

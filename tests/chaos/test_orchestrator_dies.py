@@ -1,8 +1,13 @@
 """kill -9 of the orchestrator at its writes and at its own turning points."""
 
-import pytest
+from collections.abc import AsyncIterator
 
-from chaos.harness import Chaos
+import pytest
+import pytest_asyncio
+
+from chaos.harness import Chaos, process_command
+from everburn import metrics
+from everburn.publications import current_publication, find_publication
 
 FREE_OF_EVALUATION = [
     "after put owner.json",
@@ -82,14 +87,57 @@ async def test_the_orchestrator_dies_during_an_evaluation(chaos: Chaos) -> None:
 
 
 @pytest.mark.chaos
-async def test_the_orchestrator_dies_while_it_records_an_evaluation(chaos: Chaos) -> None:
-    """An evaluation amends the metrics of its step: the file is written anew."""
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_orchestrator_dies_while_it_records_an_evaluation(
+    chaos: Chaos, moment: str
+) -> None:
+    """An evaluation amends the metrics of its step."""
     held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
-    chaos.plan("before put metrics.jsonl", skip=1)
+    chaos.plan(f"{moment} amend 4")
     run = await chaos.start(evaluation_dataset=held_out)
     await chaos.survived(run)
     result = await run.result()
     assert set(result.evaluations) == {0, 4}
+    (last,) = [r for r in metrics.read(run.store) if r.key == (metrics.STEP_STREAM, 4)]
+    assert {"eval/reward", "train/lr"} <= last.values.keys()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def second_orchestrator(chaos: Chaos) -> AsyncIterator[None]:
+    command = process_command("worker", "orchestrator", "--address", chaos.stack.address)
+    chaos.stack.processes.start("orchestrator-2", command)
+    yield
+    chaos.stack.processes.stop("orchestrator-2")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("file", ["000002.json", "current.json"])
+async def test_an_orchestrator_that_comes_back_sets_no_version_back(
+    chaos: Chaos, second_orchestrator: None, file: str
+) -> None:
+    """It stood still before its own write of a publication that another has made since."""
+    run = await chaos.start(
+        rows=12,
+        task="chaos.tasks",
+        max_head_offpolicy_versions=0,
+        shuffle=False,
+        extras={"flat": [2, 3], "pause": 0.5},
+    )
+    # The trainer has written what belongs to versions 0 and 1; the next writer isn't the trainer.
+    await run.until_step(1)
+    moment = chaos.plan(f"before put publications/epoch-000001/{file}", "freeze")
+    late = await chaos.frozen(moment)
+    assert late.startswith("orchestrator")
+    await run.until_step(3)
+    chaos.stack.processes.thaw(late)
+    await chaos.survived(run, steps=6)
+    found = [find_publication(run.store, version) for version in range(7)]
+    assert [record and record.version for record in found] == list(range(7))
+    last, carried, before = found[6], found[2], found[1]
+    assert current_publication(run.store) == last
+    assert carried is not None
+    assert before is not None
+    assert carried.snapshot == before.snapshot
 
 
 @pytest.mark.chaos

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -122,9 +121,9 @@ class Run:
         ]
 
     def metrics(self, stream: str = metrics.STEP_STREAM) -> list[dict[str, Any]]:
-        """The records of a stream, as the file has them."""
-        lines = self.store.get("metrics.jsonl").decode().splitlines()
-        return [record for record in map(json.loads, lines) if stream in record]
+        """The records of a stream, in order, each with what was added to it."""
+        found = [record for record in metrics.read(self.store) if record.stream == stream]
+        return [{stream: record.index} | record.values for record in found]
 
 
 @dataclass
