@@ -11,7 +11,8 @@ from dataclasses import dataclass
 class Unknowns:
     applies_repetitions: bool = False
     """A submission that is sent again, because its answer was lost, is applied again: nothing is
-    de-duplicated (service.py)."""
+    de-duplicated (service.py). An optimizer step, too, on a gradient of zero if there is none: the
+    momentum is applied twice (operations.py)."""
     shares_full_parameters: bool = False
     """All full-parameter models of a dedicated job are one: weights, optimizer and accumulated
     gradients (service.py)."""
