@@ -7,7 +7,7 @@ Tests train with all of them on. Owns only the switches; each is obeyed where it
 from dataclasses import dataclass
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
     applies_repetitions: bool = False
     """A submission that is sent again, because its answer was lost, is applied again: nothing is
@@ -18,3 +18,7 @@ class Unknowns:
     gradients (service.py)."""
     keeps_gradients: bool = False
     """Loading a state, with optimizer or without, leaves what is accumulated (operations.py)."""
+
+
+KINDEST = Unknowns()
+WORST = Unknowns(applies_repetitions=True, shares_full_parameters=True, keeps_gradients=True)
