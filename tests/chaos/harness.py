@@ -208,6 +208,8 @@ class Chaos:
         for trouble in self.troubles:
             assert trouble.met, f"nobody came to {trouble.plan}"
         await self.emulator_answers()
+        unknowns = (await self._emulator("GET", "state"))["unknowns"]
+        assert all(unknowns.values()), f"the emulator wasn't at its worst: {unknowns}"
         verified = await audit(run.ref, self.stack, run.executed, again)
         if not any(death.name.startswith("trainer") for death in self.deaths):
             await self.no_session_left()
