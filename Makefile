@@ -24,7 +24,7 @@ example: $(INSTALLED) ## Train another example: make example NAME=frozen_lake
 test: $(INSTALLED) ## Run the tests, all but those of `make chaos`
 	$(BIN)/pytest -q --durations=10
 
-chaos: $(INSTALLED) ## Kill, freeze and starve real processes at every named point; takes an hour
+chaos: $(INSTALLED) ## Kill, freeze and starve real processes at every named point, on both backends; takes two hours
 	$(BIN)/pytest -q -m "chaos or not chaos" --durations=10 \
 	  tests/chaos tests/backends tests/workflows/test_limits.py tests/workflows/test_same_outcome.py \
 	  tests/workflows/test_upgrades.py

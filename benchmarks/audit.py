@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from temporalio.client import Client
@@ -20,6 +21,7 @@ from benchmarks.processes import PATIENCE, Stack
 from benchmarks.tiny_task import Execution, read_executions
 from everburn.backends import EMULATOR_URL_ENV
 from everburn.ledger import read_ledger
+from everburn.provisioning import find_resources
 from everburn.refs import GroupKey, RunRef, rollout_key
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
@@ -42,6 +44,7 @@ async def audit(
     check_fates(run, verified)
     check_executions(run, list(read_executions(executions)), again)
     await check_nothing_runs(stack.client, run)
+    await check_nothing_is_kept(stack, run)
     return verified
 
 
@@ -111,12 +114,35 @@ async def check_nothing_runs(client: Client, run: RunRef) -> None:
         await asyncio.sleep(0.1)
 
 
+async def check_nothing_is_kept(stack: Stack, run: RunRef) -> None:
+    """No trainer job, deployment or session of a dedicated run is left at the emulator."""
+    resources = find_resources(ArtifactStore.of(run))
+    if resources is None:
+        if stored_config(run).dedicated:
+            raise AuditError("a dedicated run without a record of what it made")
+        return
+    state = await emulator_state(stack)
+    # Jobs that were replaced have the same name, and a number.
+    jobs = [job for job, at in state["jobs"].items() if job.startswith(resources.name)]
+    kept = [job for job in jobs if state["jobs"][job] != "JOB_STATE_DELETED"]
+    kept += [each for each in state["deployments"] if each.startswith(resources.name)]
+    kept += [id for id, session in state["sessions"].items() if session["job"] in jobs]
+    if kept or resources.job_id not in jobs:
+        raise AuditError(f"left at the emulator: {kept}; of the run's jobs it knows {jobs}")
+
+
 async def live_sessions(stack: Stack) -> list[str]:
     """The trainer sessions that the emulator knows."""
-    async with httpx.AsyncClient() as http:
+    return list((await emulator_state(stack))["sessions"])
+
+
+async def emulator_state(stack: Stack) -> dict[str, Any]:
+    """What lives in the emulator."""
+    async with httpx.AsyncClient(timeout=30) as http:
         reply = await http.get(f"{stack.emulator_url}/emulator/state")
     reply.raise_for_status()
-    return list(reply.json()["sessions"])
+    state: dict[str, Any] = reply.json()
+    return state
 
 
 def _written(run: RunRef) -> dict[tuple[int, int], float]:

@@ -222,17 +222,18 @@ async def stack(
     command: Callable[..., list[str]] = everburn_command,
     environment: dict[str, str] | None = None,
     dynamic_config: Sequence[str] = (),
+    *,
+    worst: bool = False,
 ) -> AsyncIterator[Stack]:
     """A stack for as long as the block runs. command: makes the command line of Everburn's own
-    processes from `everburn`'s arguments."""
+    processes from `everburn`'s arguments. worst: the emulator does the worst that the live service
+    may do, for all we know, also after a restart (everburn/emulator/unknowns.py)."""
     port, home = free_port(), folder / "emulator"
     url = f"http://{HOST}:{port}"
     given = {EMULATOR_URL_ENV: url} | (environment or {})
     async with temporal(folder, given, dynamic_config) as (processes, client, address):
-        processes.start(
-            "emulator",
-            command("emulator", "--port", str(port), "--home", str(home), "--enable-faults"),
-        )
+        served = ["emulator", "--port", str(port), "--home", str(home), "--enable-faults"]
+        processes.start("emulator", command(*served, *(["--worst"] if worst else [])))
         for role in ROLES:
             processes.start(role, command("worker", role, "--address", address))
         await _until(lambda: is_open(port), "the emulator")

@@ -1,6 +1,6 @@
 """Many short runs whose processes are killed at random, each verified against its ledger.
 
-    python -m benchmarks.random_kills [--runs 50] [--seed 0]
+    python -m benchmarks.random_kills [--runs 50] [--seed 0] [--backend serverless|dedicated]
 
 One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
 server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
@@ -60,13 +60,14 @@ class Outcome:
         return f"seed {self.seed}: {verdict}; {self.seconds:.0f} s, killed {self.kills}"
 
 
-async def disturbed_run(opened: Stack, folder: Path, seed: int) -> Outcome:
+async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) -> Outcome:
     """One run, and what its seed says happens to it."""
     await opened.answers()
-    run = RunRef(store=str(folder / "runs"), id=f"seed-{seed}")
+    run = RunRef(store=str(folder / "runs"), id=f"{backend}-{seed}")
     executions = folder / f"{run.id}.executions"
     executions.touch()
-    config = tiny_task.config(Path(run.store), ROWS, executions)
+    fields = tiny_task.BACKENDS[backend]
+    config = tiny_task.config(Path(run.store), ROWS, executions, **fields)
     started = time.monotonic()
     handle = await opened.client.start_workflow(
         TrainRun.run, args=[config], id=run.id, task_queue=ORCHESTRATOR_QUEUE
@@ -101,19 +102,20 @@ async def _kill(opened: Stack, draw: random.Random, kills: list[str]) -> None:
             kills.append("+".join(victims))
 
 
-async def measure(runs: int, seed: int) -> tuple[dict[str, object], bool]:
+async def measure(runs: int, seed: int, backend: str) -> tuple[dict[str, object], bool]:
     """All runs; the summary, and whether all have passed."""
     started = time.monotonic()
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="everburn-random-kills-") as name:
-        async with stack(Path(name), dynamic_config=[OFTEN]) as opened:
+        async with stack(Path(name), dynamic_config=[OFTEN], worst=True) as opened:
             with opened.processes.kept_up():
                 for number in range(seed, seed + runs):
-                    outcomes.append(await disturbed_run(opened, Path(name), number))
+                    outcomes.append(await disturbed_run(opened, Path(name), number, backend))
                     print(outcomes[-1].line, file=sys.stderr, flush=True)
     failed = [outcome.seed for outcome in outcomes if outcome.problem is not None]
     kills = Counter(victim for o in outcomes for moment in o.kills for victim in moment.split("+"))
     summary: dict[str, object] = {
+        "backend": backend,
         "runs": runs,
         "passed": runs - len(failed),
         "failed_seeds": failed,
@@ -127,8 +129,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the first run; the next has +1")
+    parser.add_argument("--backend", choices=tiny_task.BACKENDS, default="serverless")
     arguments = parser.parse_args()
-    summary, passed = asyncio.run(measure(arguments.runs, arguments.seed))
+    summary, passed = asyncio.run(measure(arguments.runs, arguments.seed, arguments.backend))
     print(json.dumps(summary), flush=True)
     sys.exit(0 if passed else 1)
 

@@ -19,6 +19,12 @@ from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
 MODEL = "accounts/everburn/models/tiny"
 SEPARATOR = 3
 """A token between the turns."""
+BACKENDS: dict[str, dict[str, Any]] = {
+    "serverless": {"backend": "emulator"},
+    # All parameters: what a dedicated job's models may share.
+    "dedicated": {"backend": "emulator-dedicated", "lora_rank": 0, "learning_rate": 0.002},
+}
+"""Fields of a run's configuration, by where it trains."""
 
 
 @dataclass(frozen=True)

@@ -353,16 +353,26 @@ def emulator(
     enable_faults: Annotated[
         bool, typer.Option("--enable-faults", help="Let tests plan failures; see docs.")
     ] = False,
+    worst: Annotated[
+        bool,
+        typer.Option("--worst", help="Do the worst that the live service may do, for all we know."),
+    ] = False,
 ) -> None:
     """Serve the local Fireworks on 127.0.0.1: no account, no GPU, no network."""
     from workers.ports import Wish, choose
 
     choose(Wish("the emulator", port, "--port", asked=port))
     from everburn.emulator.server import EmulatorSettings, serve
+    from everburn.emulator.unknowns import KINDEST, WORST
     from workers.user_modules import let_import_from
 
     let_import_from(Path.cwd())  # recipes of base models
-    serve(EmulatorSettings(home=home.absolute(), enable_faults=enable_faults), port)
+    settings = EmulatorSettings(
+        home=home.absolute(),
+        enable_faults=enable_faults,
+        unknowns=WORST if worst else KINDEST,
+    )
+    serve(settings, port)
 
 
 @app.command()

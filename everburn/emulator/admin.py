@@ -34,7 +34,8 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
 
     @router.get("/state")
     async def state() -> Response:
-        """Live sessions with their models, counts of operations by name, and snapshots."""
+        """Live sessions with their models, counts of operations by name, and snapshots; jobs and
+        deployments; the switches of `unknowns.Unknowns`."""
         return wire.reply(
             {
                 "completions": emulator.completions,
@@ -58,6 +59,7 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
                 "deployments": {
                     each.deployment_id: each.status() for each in emulator.managed.deployments()
                 },
+                "unknowns": dataclasses.asdict(emulator.unknowns),
             }
         )
 

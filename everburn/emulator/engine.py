@@ -104,17 +104,22 @@ class Engine:
         self._sequences += progress.sequences
         return progress.outcome()
 
-    def optim_step(self, adam: AdamSettings, normalization: Normalization) -> dict[str, float]:
+    def optim_step(
+        self, adam: AdamSettings, normalization: Normalization, *, empty: bool = False
+    ) -> dict[str, float]:
         """Apply and clear the accumulated gradients; returns metrics.
 
         The gradient is divided first, then clipped. num_loss_tokens divides by the number of
         trained positions (advantage, or weight of cross_entropy, not zero) of all requests since
         the last step, num_sequences by the number of datums that hold at least one.
 
+        empty: with nothing accumulated, take a step on a gradient of zero, which Adam's momentum
+        makes one all the same.
+
         Raises InvalidInput if nothing is accumulated, NonFinite if the gradient is not finite.
         """
         self._require_trainable()
-        if not self._submissions:
+        if not self._submissions and not empty:
             raise InvalidInput("optim_step without a forward_backward since the last step")
         gradient = self._accumulated / self._divisor(normalization)
         norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
@@ -132,7 +137,6 @@ class Engine:
             "grad_norm_post_clip": clipped,
             "learning_rate": adam.learning_rate,
             "step": float(self.optimizer_steps),
-            "accumulated": float(self._submissions),
             "num_loss_tokens": float(self._loss_tokens),
             "num_sequences": float(self._sequences),
         }
@@ -195,7 +199,7 @@ class Engine:
         self._trainable.parameter.grad = None
 
     def _divisor(self, normalization: Normalization) -> int:
-        if normalization == "none":
+        if normalization == "none" or not self._submissions:
             return 1
         counted = self._loss_tokens if normalization == "num_loss_tokens" else self._sequences
         if not counted:

@@ -113,6 +113,11 @@ class OperationQueue:
         self._repeated.append(operation)
         self._advance()
 
+    @property
+    def repeating(self) -> bool:
+        """Whether what runs has run before."""
+        return self._repeating
+
     def finished(self) -> None:
         """The running operation has its result."""
         self._running = False

@@ -87,7 +87,10 @@ def optim_step(model: Model, body: Body) -> Work[Result]:
             for field in dataclasses.fields(AdamSettings)
             if field.name in parameters
         }
-        return {"metrics": model.engine.optim_step(AdamSettings(**given), _normalization(body))}
+        metrics = model.engine.optim_step(
+            AdamSettings(**given), _normalization(body), empty=model.queue.repeating
+        )
+        return {"metrics": metrics}
 
     return at_once(step)
 

@@ -34,7 +34,7 @@ from everburn.emulator.managed import Bucket, Export, Managed, SharedModel
 from everburn.emulator.models import ModelStore, PromotedModel
 from everburn.emulator.sampler import Batch, Ticket, check_request
 from everburn.emulator.sessions import Model, Session, Sessions, Snapshot
-from everburn.emulator.unknowns import Unknowns
+from everburn.emulator.unknowns import KINDEST, Unknowns
 
 T = TypeVar("T")
 
@@ -53,6 +53,8 @@ class EmulatorSettings:
     """Seconds an operation waits for one of lower seq_id that has not arrived."""
     account: str = "everburn"
     """The account every API key belongs to."""
+    unknowns: Unknowns = KINDEST
+    """At the start; with faults enabled, tests may change them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Emulator:
         self.checkpoints = CheckpointStore(settings.home, settings.account)
         self.models = ModelStore(settings.home, settings.account)
         self.managed = Managed(settings.home, settings.account, self._stop_process)
-        self.unknowns = Unknowns()
+        self.unknowns = settings.unknowns
         self.completions: Counter[str] = Counter()
         """Sampling requests that were finished or cancelled."""
         self._bases = Bases()

@@ -7,13 +7,18 @@ Tests train with all of them on. Owns only the switches; each is obeyed where it
 from dataclasses import dataclass
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
     applies_repetitions: bool = False
     """A submission that is sent again, because its answer was lost, is applied again: nothing is
-    de-duplicated (service.py)."""
+    de-duplicated (service.py). An optimizer step, too, on a gradient of zero if there is none: the
+    momentum is applied twice (operations.py)."""
     shares_full_parameters: bool = False
     """All full-parameter models of a dedicated job are one: weights, optimizer and accumulated
     gradients (service.py)."""
     keeps_gradients: bool = False
     """Loading a state, with optimizer or without, leaves what is accumulated (operations.py)."""
+
+
+KINDEST = Unknowns()
+WORST = Unknowns(applies_repetitions=True, shares_full_parameters=True, keeps_gradients=True)

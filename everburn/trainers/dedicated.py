@@ -1,26 +1,22 @@
 """A dedicated training session: a model on the run's own trainer job, served by its deployment.
 
 What it has in common with a serverless session it inherits. Owns what differs: where the session
-is opened, the fence against earlier holders, publication by hotload, and the suspicion that a
-trainer may apply a repeated request again. The job and the deployment are there already (jobs.py).
+is opened, the fence against earlier holders, and publication by hotload. The job and the deployment
+are there already (jobs.py).
 """
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from everburn.backends import api_key, api_root
-from everburn.config import Entrypoint, RunConfig
-from everburn.learning.datums import Datum
-from everburn.learning.losses import Settings
+from everburn.config import RunConfig
 from everburn.ledger import AdamParams
 from everburn.provisioning import ResourceRecord, find_resources
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
 from everburn.trainers import (
-    Gradients,
     Snapshot,
     TrainerError,
     TrainerRejectedError,
@@ -32,7 +28,7 @@ from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
 from everburn.trainers.hotload import Hotloader
-from everburn.trainers.serverless import ServerlessTrainer, listed
+from everburn.trainers.serverless import ServerlessTrainer, listed, open_service
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
@@ -42,8 +38,6 @@ log = logging.getLogger(__name__)
 
 UNLOAD_TIMEOUT = 60.0
 """Seconds for an earlier holder's model to be unloaded, its running operation included."""
-ONE_REQUEST_DATUMS, ONE_REQUEST_TOKENS = 1024, 50_000
-"""Below both, the SDK surely sends a call as one request: it splits at 1024 datums or 5 MB."""
 NO_STEP = AdamParams(
     learning_rate=0.0,
     beta1=0.9,
@@ -73,8 +67,6 @@ class DedicatedTrainer(ServerlessTrainer):
         self._served: str | None = None
         """Identity of the snapshot that the deployment must serve."""
         self._publishing = False
-        self._requests: int | None = 0
-        """Sent since the last optimizer step; None if a call may have been more than one."""
 
     @classmethod
     async def open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
@@ -107,7 +99,7 @@ class DedicatedTrainer(ServerlessTrainer):
     def _connect(
         cls, store: ArtifactStore, config: RunConfig, resources: ResourceRecord, epoch: int
     ) -> "tuple[FiretitanServiceClient, FiretitanTrainingClient]":
-        from fireworks.training.sdk import FiretitanServiceClient, TrainerJobManager
+        from fireworks.training.sdk import TrainerJobManager
 
         key, service = api_key(config), None
         try:
@@ -116,7 +108,7 @@ class DedicatedTrainer(ServerlessTrainer):
                 endpoint = jobs.wait_for_ready(
                     resources.job_id, poll_interval_s=0.1, timeout_s=5, pending_timeout_s=5
                 )
-            service = FiretitanServiceClient(base_url=endpoint.base_url, api_key=key)
+            service = open_service(endpoint.base_url, key)
             for holder in earlier_holders(store, resources.job_id, epoch):
                 _shut_out(service, holder, config, resources)
             client = service.create_training_client(
@@ -142,25 +134,6 @@ class DedicatedTrainer(ServerlessTrainer):
     def session(self) -> str:
         return f"{self._job}/{self._service.holder.get_session_id()}"
 
-    def forward_backward(
-        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
-    ) -> Awaitable[Gradients]:
-        tokens = sum(len(datum.inputs) for datum in datums)
-        one = len(datums) <= ONE_REQUEST_DATUMS and tokens <= ONE_REQUEST_TOKENS
-        self._requests = self._requests + 1 if self._requests is not None and one else None
-        return super().forward_backward(datums, loss, loss_config)
-
-    async def optim_step(self, adam: AdamParams) -> dict[str, float]:
-        sent, self._requests = self._requests, 0
-        metrics = await super().optim_step(adam)
-        added = metrics.get("accumulated")
-        if added is not None and sent is not None and added != sent:
-            raise TrainerStateLostError(
-                f"the trainer added up {added:g} requests where {sent} were sent: one was lost, or "
-                "one that was sent again was applied again"
-            )
-        return metrics
-
     async def load_checkpoint(self, path: str) -> None:
         await self._drop_gradients()
         await super().load_checkpoint(path)
@@ -168,12 +141,10 @@ class DedicatedTrainer(ServerlessTrainer):
     async def _drop_gradients(self) -> None:
         """Whatever is accumulated, by whomever: loading a state may leave it there. The moments
         that this spoils are loaded next."""
-        self._requests = None
         try:
             await self.optim_step(NO_STEP)
         except TrainerRejectedError as error:
             log.debug("no gradients to drop: %s", error)
-        self._requests = 0
 
     def _publish(self, name: str) -> Snapshot:
         """Save, load onto the deployment, and see that it is served.

@@ -91,8 +91,6 @@ class ServerlessTrainer:
     @classmethod
     def _open(cls, config: RunConfig) -> "ServerlessTrainer":
         sdk.load()
-        from fireworks.training.sdk import FiretitanServiceClient
-
         url = training_url(config)
         service = None
         try:
@@ -100,9 +98,7 @@ class ServerlessTrainer:
         except UnreachableError as error:
             raise TrainerUnavailableError(str(error)) from error
         try:
-            service = FiretitanServiceClient(
-                base_url=url, api_key=api_key(config), _client_config=_client_config()
-            )
+            service = open_service(url, api_key(config))
             client = service.create_training_client(
                 base_model=config.base_model,
                 lora_rank=config.lora_rank,
@@ -384,13 +380,20 @@ async def _result(future: Any) -> Any:
     return await future
 
 
-def _client_config() -> dict[str, Any]:
-    """The SDK's own settings, with an end to the hour that it waits for a quota."""
+def open_service(url: str, key: str) -> "FiretitanServiceClient":
+    """A session's client: the SDK's, with an end to the hour that it waits for a quota, and no
+    second sending of what may have been applied."""
+    from fireworks.training.sdk import FiretitanServiceClient
     from fireworks.training.sdk.client import FIRETITAN_TINKER_CLIENT_CONFIG
 
-    return FIRETITAN_TINKER_CLIENT_CONFIG | {
+    from everburn.trainers.resends import watched_client
+
+    settings = FIRETITAN_TINKER_CLIENT_CONFIG | {
         "billing_exception_max_pause_duration_sec": QUOTA_PATIENCE
     }
+    return FiretitanServiceClient(
+        base_url=url, api_key=key, http_client=watched_client(), _client_config=settings
+    )
 
 
 def _close_quietly(service: "FiretitanServiceClient") -> None:

@@ -84,6 +84,23 @@ async def test_a_trainer_that_is_taken_away_in_a_step_is_replaced(
     await nothing_is_left(run)
 
 
+@pytest.mark.parametrize("operation", ["forward_backward", "optim_step"])
+async def test_what_a_broken_connection_leaves_in_doubt_is_done_once(
+    service: Service, tmp_path: Path, backend: dict[str, Any], operation: str
+) -> None:
+    """The service has applied it, and would apply it again if it were sent again."""
+    service.admin("unknowns", applies_repetitions=True)
+    run = await service.start(tmp_path, **backend)
+    await run.until_step(1)
+    service.emulator.plan_fault(operation, "drop", applied=True)
+    assert (await run.result()).steps == 4
+    assert service.emulator.admin("GET", "faults") == {"faults": []}
+    epochs = [entry.epoch for entry in run.ledger]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] >= 2
+    await run.verified()
+
+
 async def test_the_final_policy_becomes_a_model(
     service: Service, tmp_path: Path, backend: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:

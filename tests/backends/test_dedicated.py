@@ -164,7 +164,7 @@ async def test_a_publication_that_fails_once_costs_a_recovery(
     service.emulator.plan_fault("hot_load", kind, after=1)
     run = await service.start(tmp_path, deployment={"hotload_timeout": 1.0}, **FULL)
     assert (await run.result()).steps == 2
-    assert run.ledger[-1].epoch >= 2
+    assert run.ledger[-1].epoch == 2
     await run.verified()
 
 
@@ -240,7 +240,7 @@ async def test_every_step_is_applied_once(
     service.emulator.plan_fault(operation, kind, **details)
     assert (await run.result()).steps == 4
     assert service.emulator.admin("GET", "faults") == {"faults": []}
-    assert run.ledger[-1].epoch >= 2
+    assert run.ledger[-1].epoch == (3 if operation == "load_weights" else 2)
     service.admin("unknowns")
     assert (await run.verified()).steps == 4
 
@@ -253,7 +253,7 @@ async def test_a_new_holder_starts_from_what_was_saved_and_nothing_else(
     await run.until_step(1)
     service.emulator.plan_fault("forward_backward", "status", status=410, applied=True)
     assert (await run.result()).steps == 4
-    assert run.ledger[-1].epoch >= 2
+    assert run.ledger[-1].epoch == 2
     service.admin("unknowns")
     assert (await run.verified()).steps == 4
 

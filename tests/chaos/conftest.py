@@ -25,10 +25,16 @@ async def chaos_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         yield opened
 
 
+@pytest.fixture(params=["serverless", pytest.param("dedicated", marks=pytest.mark.chaos)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Every case is played on both; a test that is about one of them says so."""
+    return str(request.param)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def chaos(chaos_stack: Stack) -> AsyncIterator[Chaos]:
+async def chaos(chaos_stack: Stack, backend: str) -> AsyncIterator[Chaos]:
     """The stack, all of it up, and nothing planned."""
-    opened = Chaos(chaos_stack, chaos_stack.processes.folder)
+    opened = Chaos(chaos_stack, chaos_stack.processes.folder, backend)
     await opened.emulator_answers()
     await opened.begin()
     yield opened

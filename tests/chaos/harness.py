@@ -116,6 +116,8 @@ class Chaos:
     stack: Stack
     folder: Path
     """Of the session: runs, logs and plans."""
+    backend: str = "serverless"
+    """Where runs train (benchmarks/tiny_task.py), unless their fields say otherwise."""
     troubles: list[Trouble] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     known_sessions: set[str] = field(default_factory=set)
@@ -168,13 +170,9 @@ class Chaos:
         """Change how the emulator behaves (everburn/emulator/admin.py)."""
         await self._emulator("POST", path, body)
 
-    async def state(self) -> dict[str, Any]:
-        """What lives in the emulator."""
-        return await self._emulator("GET", "state")
-
     async def sessions(self) -> dict[str, Any]:
         """The trainer sessions that live in the emulator."""
-        found = (await self.state())["sessions"]
+        found = (await self._emulator("GET", "state"))["sessions"]
         assert isinstance(found, dict)
         return found
 
@@ -185,6 +183,7 @@ class Chaos:
         executed.touch()
         extras = fields.pop("extras", {})
         rollout = fields.pop("rollout", f"{task}:make_rollout_fn")
+        fields = tiny_task.BACKENDS[self.backend] | fields
         config = tiny_task.config(self.folder / "runs", rows, executed, **fields)
         config["rollout"] = rollout
         config["extras"] |= extras
@@ -202,13 +201,15 @@ class Chaos:
         patience: float = PATIENCE,
         again: Collection[int] = (),
     ) -> Verified:
-        """The run completes, its troubles all happened, and it is what it should be. again: rows
-        that were begun anew on purpose."""
+        """The run completes, its troubles all happened, it is what it should be, and what it had
+        made at the service is gone. again: rows that were begun anew on purpose."""
         result = await run.result(patience)
         assert result.steps == steps
         for trouble in self.troubles:
             assert trouble.met, f"nobody came to {trouble.plan}"
         await self.emulator_answers()
+        unknowns = (await self._emulator("GET", "state"))["unknowns"]
+        assert all(unknowns.values()), f"the emulator wasn't at its worst: {unknowns}"
         verified = await audit(run.ref, self.stack, run.executed, again)
         if not any(death.name.startswith("trainer") for death in self.deaths):
             await self.no_session_left()
@@ -255,6 +256,7 @@ class Chaos:
                 continue  # it has ended
         await self.emulator_answers()
         await self._emulator("DELETE", "faults")
+        await self._emulator("POST", "capacity", {})
 
     async def _emulator(
         self, method: str, path: str, body: dict[str, Any] | None = None
@@ -269,7 +271,8 @@ class Chaos:
 
 @asynccontextmanager
 async def open_stack(folder: Path) -> AsyncIterator[Stack]:
-    """A stack of processes with named points; whatever dies starts again after a second."""
+    """A stack of processes with named points, and an emulator at its worst; whatever dies starts
+    again after a second."""
     plans = folder / "plans"
     plans.mkdir()
     paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
@@ -277,7 +280,7 @@ async def open_stack(folder: Path) -> AsyncIterator[Stack]:
         FOLDER: str(plans),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, paths)]),
     }
-    async with stack(folder, process_command, environment, [OFTEN]) as opened:
+    async with stack(folder, process_command, environment, [OFTEN], worst=True) as opened:
         with opened.processes.kept_up():
             yield opened
     left = leftover_processes(plans)

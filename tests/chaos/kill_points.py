@@ -7,9 +7,10 @@ then on it is called `<name>.hit`.
 
 A point is `before CALL` or `after CALL`. Calls: of the trainer session, `open`, `forward_backward`,
 `optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`, `probe`; of recovery,
-`replay STEP`; of the store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new` and
-`amend INDEX`, an evaluation's addition to the metrics; of the emulator, `serve OPERATION` and
-`serve checkpoint NAME`. Planned points are patterns, as in a shell.
+`replay STEP`; of a dedicated run's resources, `advance`, `clean_up` and `hotload NAME`; of the
+store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new` and `amend INDEX`, an
+evaluation's addition to the metrics; of the emulator, `serve OPERATION` and `serve checkpoint
+NAME`. Planned points are patterns, as in a shell.
 """
 
 import errno
@@ -113,25 +114,36 @@ def install_for_trainer() -> None:
     """Wrap the trainer session: it imports the SDK."""
     points = Points(Path(os.environ[FOLDER]))
     from everburn import replay
+    from everburn.trainers.dedicated import DedicatedTrainer
+    from everburn.trainers.hotload import Hotloader
+    from everburn.trainers.jobs import RunResources
     from everburn.trainers.serverless import ServerlessTrainer
 
     replay.replay_step = _wrapped(replay.replay_step, points, lambda s, t, e: f"replay {e.step}")
     opened = _wrapped(ServerlessTrainer._open, points, lambda config: "open")
     ServerlessTrainer._open = staticmethod(opened)  # type: ignore[method-assign]
+    opened = _wrapped(DedicatedTrainer._open_for, points, lambda *order: "open")
+    DedicatedTrainer._open_for = staticmethod(opened)  # type: ignore[method-assign]
     for name in ("forward_backward", "optim_step", "probe"):
         _wrap(ServerlessTrainer, name, points, _constant(name))
     for name in ("publish", "save_checkpoint", "load_checkpoint"):
         _wrap(ServerlessTrainer, name, points, _with_argument(name))
+    for name in ("advance", "clean_up"):
+        _wrap(RunResources, name, points, _constant(name))
+    _wrap(Hotloader, "load", points, lambda self, identity, *rest: f"hotload {identity}")
 
 
 def install_for_emulator() -> None:
     points = Points(Path(os.environ[FOLDER]))
     from everburn.emulator.checkpoints import CheckpointStore
+    from everburn.emulator.managed import Managed
     from everburn.emulator.service import Emulator
 
     _wrap(Emulator, "_execute", points, lambda self, model, operation: f"serve {operation.name}")
     _wrap(Emulator, "_create", points, lambda *arguments: "serve create_model")
     _wrap(CheckpointStore, "save", points, lambda self, ref, *rest: f"serve checkpoint {ref.name}")
+    for name in ("create_job", "create_deployment", "hotload", "delete_job", "delete_deployment"):
+        _wrap(Managed, name, points, _constant(f"serve {name}"))
 
 
 def _wrap_store(points: Points) -> None:

@@ -1,71 +1,77 @@
-"""Dedicated training among processes that die: job and deployment outlive whoever looks after them.
+"""What only dedicated training has: a job and a deployment, which outlive whoever looks after them,
+hotload, the fence around a trainer that others may share, and adapters on it.
 
-All of the emulator's unknowns are in their worst form.
+Everything else is played on both backends by the other files.
 """
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
-from chaos.harness import Chaos, Run
-from everburn.provisioning import find_resources
+from chaos.harness import Chaos
 from support.waiting import until
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.parametrize("backend", ["dedicated"])]
 
-FULL = {"backend": "emulator-dedicated", "lora_rank": 0, "learning_rate": 0.002}
-LORA = {"backend": "emulator-dedicated"}
-WORST = {"applies_repetitions": True, "shares_full_parameters": True, "keeps_gradients": True}
+LORA = {"lora_rank": 4, "learning_rate": 0.01}
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def worst(chaos: Chaos) -> AsyncIterator[Chaos]:
-    """The stack, with the worst answers to what is unknown."""
-    await chaos.admin("unknowns", **WORST)
-    yield chaos
-    await chaos.emulator_answers()
-    await chaos.admin("unknowns")
-    await chaos.admin("capacity")
-
-
-async def survived(chaos: Chaos, run: Run, steps: int = 4) -> None:
-    """The run is what it should be, and what it made is gone."""
-    result = await run.result()
-    assert result.steps == steps
-    await chaos.admin("unknowns")  # verification isn't on trial
-    await chaos.survived(run, steps)
-    resources = find_resources(run.store)
-    assert resources is not None
-    state = await chaos.state()
-    assert state["jobs"][resources.job_id] == "JOB_STATE_DELETED"
-    assert resources.deployment_id not in state["deployments"]
-
-
-@pytest.mark.parametrize("fields", [FULL, LORA], ids=["full parameters", "lora"])
 @pytest.mark.parametrize(
-    ("point", "skip"),
+    ("point", "skip", "epochs"),
     [
-        ("after forward_backward", 1),
-        ("before optim_step", 1),
-        ("after optim_step", 1),
-        ("before publish policy-0002-*", 0),
-        ("after publish policy-0002-*", 0),
-        ("after put publications/*/000002.json", 0),
-        ("after save_checkpoint state-2", 0),
-        ("after put fingerprints/*", 0),
+        ("before optim_step", 1, [1, 2, 2, 2]),
+        ("after optim_step", 1, [1, 2, 2, 2]),
+        ("before publish policy-0002-*", 0, [1, 2, 2, 2]),
+        ("after publish policy-0002-*", 0, [1, 2, 2, 2]),
+        ("after put publications/*/000002.json", 0, [1, 2, 2, 2]),
+        # The step isn't undone: its version serves already.
+        ("after save_checkpoint state-2", 0, [1, 1, 2, 2]),
+        ("after put fingerprints/*", 0, [1, 1, 2, 2]),
     ],
 )
-async def test_the_trainer_dies_during_a_step(
-    worst: Chaos, fields: dict[str, object], point: str, skip: int
+async def test_the_trainer_of_an_adapter_dies_during_a_step(
+    chaos: Chaos, point: str, skip: int, epochs: list[int]
 ) -> None:
-    worst.plan(point, skip=skip)
-    run = await worst.start(**fields)
-    await survived(worst, run)
-    # In which step depends on how many submissions the first one had.
-    epochs = [entry.epoch for entry in run.ledger]
-    assert epochs == sorted(epochs)
-    assert epochs[-1] >= 2
+    chaos.plan(point, skip=skip)
+    run = await chaos.start(**LORA)
+    await chaos.survived(run)
+    assert [entry.epoch for entry in run.ledger] == epochs
+
+
+async def test_the_trainer_of_an_adapter_dies_with_gradients_of_a_step(chaos: Chaos) -> None:
+    begins = chaos.plan("before put steps/000002/*", "freeze")
+    run = await chaos.start(**LORA)
+    assert await chaos.frozen(begins) == "trainer"
+    chaos.plan("after forward_backward")
+    chaos.stack.processes.thaw("trainer")
+    await chaos.survived(run)
+    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["after put fingerprints/*", "before hotload policy-0002-*", "after hotload policy-0002-*"],
+)
+async def test_the_trainer_dies_at_what_only_dedicated_training_does(
+    chaos: Chaos, point: str
+) -> None:
+    chaos.plan(point)
+    run = await chaos.start()
+    await chaos.survived(run)
+    at_checkpoint = "fingerprints" in point
+    assert [entry.epoch for entry in run.ledger] == [1, 1 if at_checkpoint else 2, 2, 2]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_trainer_dies_again_while_it_drops_what_another_has_left(
+    chaos: Chaos, moment: str
+) -> None:
+    """Gradients of the first holder, by an optimizer step that changes nothing."""
+    sent = chaos.plan("after forward_backward", "freeze")
+    run = await chaos.start()
+    assert await chaos.frozen(sent) == "trainer"
+    chaos.plan(f"{moment} optim_step")
+    chaos.stack.processes.kill("trainer")
+    await chaos.survived(run)
+    assert {entry.epoch for entry in run.ledger} == {3}
 
 
 @pytest.mark.parametrize(
@@ -73,50 +79,63 @@ async def test_the_trainer_dies_during_a_step(
     [
         "before put provisioning.json",
         "after put provisioning.json",
+        "after advance",
+        "before put holders/epoch-000001.json",
         "after put holders/epoch-000001.json",
     ],
 )
-async def test_the_trainer_dies_before_the_first_lease(worst: Chaos, point: str) -> None:
-    worst.plan(point)
-    run = await worst.start(rows=4, **FULL)
-    await survived(worst, run, steps=2)
+async def test_the_trainer_dies_before_the_first_lease(chaos: Chaos, point: str) -> None:
+    chaos.plan(point)
+    run = await chaos.start(rows=4)
+    await chaos.survived(run, steps=2)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_trainer_dies_over_the_cleanup(chaos: Chaos, moment: str) -> None:
+    chaos.plan(f"{moment} clean_up")
+    run = await chaos.start(rows=4)
+    await chaos.survived(run, steps=2)
+    assert {entry.epoch for entry in run.ledger} == {1}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    "call", ["create_job", "create_deployment", "hotload", "delete_deployment", "delete_job"]
+)
+async def test_the_service_dies_over_the_runs_resources(
+    chaos: Chaos, call: str, moment: str
+) -> None:
+    """It keeps what it had written of jobs and deployments."""
+    chaos.plan(f"{moment} serve {call}")
+    run = await chaos.start(rows=4)
+    await chaos.survived(run, steps=2)
 
 
 @pytest.mark.parametrize(
     "point", ["before optim_step", "after optim_step", "before publish policy-0002-e1*"]
 )
 async def test_a_frozen_holder_comes_back_to_a_trainer_that_is_taken(
-    worst: Chaos, standby: None, point: str
+    chaos: Chaos, standby: None, point: str
 ) -> None:
     """It sends what it had in hand; the model it holds has been unloaded."""
-    moment = worst.plan(point, "freeze", skip=0 if "0002" in point else 1)
-    run = await worst.start(rows=12, **FULL)
-    late = await worst.frozen(moment)
+    moment = chaos.plan(point, "freeze", skip=0 if "0002" in point else 1)
+    run = await chaos.start(rows=12)
+    late = await chaos.frozen(moment)
     # Until another has taken the step that the holder was at.
     await run.until_step(3)
-    worst.stack.processes.thaw(late)
-    await survived(worst, run, steps=6)
-    assert run.ledger[-1].epoch >= 2
+    chaos.stack.processes.thaw(late)
+    await chaos.survived(run, steps=6)
+    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2, 2, 2]
 
 
-async def test_the_emulator_restarts(worst: Chaos) -> None:
-    """Jobs and deployments are known to it afterwards; their processes and weights are gone."""
-    trouble = worst.plan("before serve optim_step", skip=1)
-    run = await worst.start(**FULL)
-    await until(lambda: trouble.met, lambda: "nobody came", 120)
-    await worst.emulator_answers()
-    await worst.admin("unknowns", **WORST)
-    await survived(worst, run)
-
-
-async def test_the_orchestrator_dies_while_a_run_waits_for_capacity(worst: Chaos) -> None:
-    await worst.admin("capacity", available=False)
-    run = await worst.start(rows=4, **LORA)
+async def test_the_orchestrator_dies_while_a_run_waits_for_capacity(chaos: Chaos) -> None:
+    await chaos.admin("capacity", available=False)
+    run = await chaos.start(rows=4, **LORA)
 
     async def waits() -> bool:
         return "pending" in (await run.status()).waiting_for
 
     await until(waits, lambda: "the run doesn't wait", 60)
-    worst.stack.processes.kill("orchestrator")
-    await worst.admin("capacity", available=True)
-    await survived(worst, run, steps=2)
+    chaos.stack.processes.kill("orchestrator")
+    await chaos.admin("capacity", available=True)
+    await chaos.survived(run, steps=2)

@@ -9,22 +9,25 @@ from chaos.harness import Chaos
 from everburn.verification import VerificationError
 
 SURVIVED_BY_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
-    ("forward_backward", "drop", {"applied": True}),
     ("forward_backward", "status", {"status": 409, "applied": True}),
     ("forward_backward", "status", {"status": 429, "applied": True}),
-    ("optim_step", "drop", {"applied": True}),
-    ("optim_step", "drop", {"applied": False}),
     ("optim_step", "status", {"status": 503, "applied": True}),
     ("optim_step", "delay", {"seconds": 2.0}),
     ("retrieve_future", "status", {"status": 503}),
     ("retrieve_future", "status", {"status": 429}),
-    ("save_weights_for_sampler", "drop", {"applied": True}),
-    ("save_weights", "drop", {"applied": True}),
+    ("forward", "drop", {"applied": True}),
     ("sample", "drop", {"count": 3}),
     ("sample", "status", {"status": 429, "count": 3}),
     ("sample", "status", {"status": 503, "count": 3}),
 ]
 END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
+    # Whether these were applied isn't known, and a service may apply them again.
+    ("forward_backward", "drop", {"applied": True}),
+    ("forward_backward", "status", {"status": 502, "applied": True}),
+    ("optim_step", "drop", {"applied": True}),
+    ("optim_step", "drop", {"applied": False}),
+    ("save_weights_for_sampler", "drop", {"applied": True}),
+    ("save_weights", "drop", {"applied": True}),
     ("forward_backward", "status", {"status": 410}),
     ("optim_step", "status", {"status": 410, "applied": True}),
     ("optim_step", "expire_session", {}),
@@ -85,7 +88,7 @@ async def test_the_session_is_replaced(
     await chaos.fault(operation, kind, **details)
     await chaos.survived(run)
     assert await chaos.faults() == []
-    assert run.ledger[-1].epoch >= 2
+    assert run.ledger[-1].epoch == 2
 
 
 @pytest.mark.chaos

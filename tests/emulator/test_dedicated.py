@@ -386,10 +386,27 @@ def test_a_checkpoint_of_another_job_is_loaded_by_its_name(
 def test_a_repeated_submission_may_be_applied_again(emulator: RunningEmulator, lora: Stage) -> None:
     emulator.admin("POST", "unknowns", {"applies_repetitions": True})
     emulator.plan_fault("forward_backward", "drop", applied=True)
-    assert step(lora.trainer)["accumulated"] == 2
+    assert step(lora.trainer)["num_sequences"] == 2
     emulator.admin("POST", "unknowns", {})
     emulator.plan_fault("forward_backward", "drop", applied=True)
-    assert step(lora.trainer)["accumulated"] == 1
+    assert step(lora.trainer)["num_sequences"] == 1
+
+
+def test_a_repeated_step_may_be_taken_again_on_momentum_alone(
+    emulator: RunningEmulator, lora: Stage
+) -> None:
+    step(lora.trainer)
+    scores = []
+    for applies in (False, True):
+        emulator.admin("POST", "unknowns", {"applies_repetitions": applies})
+        lora.trainer.forward_backward([DATUM], "cross_entropy").result()
+        emulator.plan_fault("optim_step", "drop", applied=True)
+        metrics = lora.trainer.optim_step(types.AdamParams()).result().metrics
+        scores.append((metrics["step"], metrics["grad_norm"] == 0))
+    assert scores == [(2, False), (4, True)]
+    emulator.admin("POST", "unknowns", {})
+    with pytest.raises(RequestFailedError, match="without a forward_backward"):
+        lora.trainer.optim_step(types.AdamParams()).result()
 
 
 def test_full_parameter_models_may_be_one(emulator: RunningEmulator, full: Stage) -> None:
@@ -397,7 +414,7 @@ def test_full_parameter_models_may_be_one(emulator: RunningEmulator, full: Stage
     first, second = full.connect(), full.connect()
     first.forward_backward([DATUM], "cross_entropy").result()
     metrics = step(second)
-    assert (metrics["accumulated"], metrics["step"]) == (2, 1)
+    assert (metrics["num_sequences"], metrics["step"]) == (2, 1)
     assert step(first)["step"] == 2
     assert scores_of(first) == scores_of(second)
     first.unload_model().result()
@@ -416,7 +433,7 @@ def test_loading_may_leave_accumulated_gradients(emulator: RunningEmulator, lora
         emulator.admin("POST", "unknowns", {"keeps_gradients": keeps})
         lora.trainer.forward_backward([DATUM], "cross_entropy").result()
         lora.trainer.load_state_with_optimizer(saved).result()
-        assert step(lora.trainer)["accumulated"] == accumulated
+        assert step(lora.trainer)["num_sequences"] == accumulated
 
 
 def test_a_preemption_ends_the_process_in_the_middle(

@@ -88,7 +88,7 @@ def test_lost_gradients_show_in_the_step(emulator: RunningEmulator, trainer: Any
     trainer.forward_backward([DATUM], "cross_entropy").result()
     emulator.plan_fault("forward_backward", "wipe_gradients")
     trainer.forward_backward([DATUM], "cross_entropy").result()
-    assert trainer.optim_step(ADAM).result().metrics["accumulated"] == 1
+    assert trainer.optim_step(ADAM).result().metrics["num_sequences"] == 1
     trainer.forward_backward([DATUM], "cross_entropy").result()
     emulator.admin("POST", f"wipe_gradients/{trainer.model_id}")
     with pytest.raises(RequestFailedError, match="without a forward_backward"):

@@ -170,7 +170,7 @@ def test_a_repeated_seq_id_changes_nothing(emulator: RunningEmulator, trainer: A
     steps = {submit("optim_step", step) for _ in range(3)}
     assert len(backwards) == len(steps) == 1
     metrics = result(steps.pop())["metrics"]
-    assert metrics["accumulated"] == metrics["step"] == 1
+    assert metrics["num_sequences"] == metrics["step"] == 1
     request_id = backwards.pop()
     assert result(request_id) == result(request_id)
     applied = {"forward_backward": 1, "optim_step": 1}
@@ -238,7 +238,7 @@ def test_loading_clears_accumulated_gradients(trainer: Any) -> None:
     saved = trainer.save_state("saved").result().path
     trainer.forward_backward([supervised(SEQUENCES[0])], "cross_entropy").result()
     trainer.load_state_with_optimizer(saved).result()
-    assert train_step(trainer, SEQUENCES[1])["accumulated"] == 1
+    assert train_step(trainer, SEQUENCES[1])["num_sequences"] == 1
 
 
 def test_loading_weights_alone_resets_adam(trainer: Any) -> None:
@@ -343,7 +343,7 @@ def test_bad_content_is_a_typed_result_and_changes_nothing(
         attempt(trainer).result()
     assert caught.value.category == "user"
     assert emulator.admin("GET", f"digest/{trainer.model_id}") == before
-    assert train_step(trainer, SEQUENCES[0])["accumulated"] == 1  # the client goes on working
+    assert train_step(trainer, SEQUENCES[0])["num_sequences"] == 1  # the client goes on working
 
 
 def test_a_snapshot_is_not_a_checkpoint(trainer: Any) -> None:

@@ -102,16 +102,6 @@ async def test_a_session_that_expired_is_lost(
         await trainer.forward_backward([a_datum()], "grpo", {})
 
 
-async def test_an_answer_that_got_lost_is_asked_for_again_and_applied_once(
-    emulator: RunningEmulator, trainer: ServerlessTrainer
-) -> None:
-    emulator.plan_fault("optim_step", "drop", applied=True)
-    await trainer.forward_backward([a_datum()], "grpo", {})
-    metrics = await trainer.optim_step(ADAM)
-
-    assert metrics["step"] == 1
-
-
 async def test_nothing_listens_there() -> None:
     url = f"http://127.0.0.1:{free_port()}/training/v1/serverless"
     with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {url}"):
