@@ -2,8 +2,9 @@
 
 Owns the file and the rule that a (stream, index) has one record, whatever is retried. Two streams
 with clocks of their own: optimizer steps (`rollout/step`) and producer events (`producer/event`).
-The file only grows, so that a writer which stood still and comes back late takes nothing away: what
-is known later of a record is a line of its own. Doesn't own what the numbers mean (docs/metrics.md).
+The file only grows, so that a writer which stood still and comes back late takes nothing away:
+what is known later of a record is a line of its own. Doesn't own what the numbers mean
+(docs/metrics.md).
 """
 
 import json
