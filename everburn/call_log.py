@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -39,14 +40,19 @@ class LoggedCall(BaseModel):
 
 
 class CallLog:
-    """The calls of one completion: those that an earlier attempt finished, and new ones."""
+    """The calls of one completion: those that an earlier attempt finished, and new ones.
 
-    def __init__(self, store: ArtifactStore, key: str) -> None:
+    earlier: keys of further logs, which are read and not written to.
+    """
+
+    def __init__(self, store: ArtifactStore, key: str, earlier: Sequence[str] = ()) -> None:
         self._store = store
         self._key = key
+        self._sources = (key, *earlier)
         self._recorded: defaultdict[str, deque[LoggedCall]] = defaultdict(deque)
-        for call in _read(store, key):
-            self._recorded[call.digest].append(call)
+        for source in self._sources:
+            for call in _read(store, source):
+                self._recorded[call.digest].append(call)
         self._next = 0
         self._writing = asyncio.Lock()
         self.reused = 0
@@ -70,8 +76,10 @@ class CallLog:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
     def forget(self) -> None:
-        """The completion has its terminal record: the log has done its work."""
-        self._store.delete(self._key)
+        """The completion has its terminal record, or is to be sampled afresh: the log, and what it
+        was made of, has done its work."""
+        for source in self._sources:
+            self._store.delete(source)
 
 
 def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:

@@ -55,6 +55,11 @@ class GroupKey(Ref):
         cursor, _, attempt = text.partition(".")
         return cls(cursor=int(cursor), attempt=int(attempt or 0))
 
+    @classmethod
+    def named(cls, name: str) -> "GroupKey":
+        """The inverse of `name`."""
+        return cls.parse(name.removeprefix("row-"))
+
 
 def group_workflow_id(run: str, key: GroupKey) -> str:
     """The id of a group's workflow: unique over the run's whole life."""
@@ -89,12 +94,15 @@ class RolloutOutcome(Ref):
 # activity finds what its predecessor wrote.
 
 
+ROLLOUTS = "rollouts"
+
+
 def rollout_key(group: GroupKey, completion: int) -> str:
-    return f"rollouts/{group.name}/completion-{completion}.parquet"
+    return f"{ROLLOUTS}/{group.name}/completion-{completion}.parquet"
 
 
 def call_log_key(group: GroupKey, completion: int) -> str:
-    return f"rollouts/{group.name}/_calls-{completion}.jsonl"
+    return f"{ROLLOUTS}/{group.name}/_calls-{completion}.jsonl"
 
 
 GROUPS = "groups"

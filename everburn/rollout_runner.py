@@ -15,6 +15,7 @@ from typing import Any
 from everburn.call_log import CallLog
 from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
+from everburn.earlier_attempts import adopt_rollout, earlier_call_logs
 from everburn.entrypoints import call, resolve
 from everburn.learning.rollout_file import CompletionRecord, write_rollout
 from everburn.refs import (
@@ -79,7 +80,9 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, and whatever the function raises.
         """
         key = rollout_key(group, completion)
-        if self.store.exists(key):
+        if self.store.exists(key) or await when_there_is_space(
+            adopt_rollout, self.store, group, completion, version
+        ):
             return RolloutOutcome(completion=completion, status="succeeded", reused=True)
         position = self.order.position(group.cursor)
         where = f"run {self.run.id} · row {group.cursor} · completion {completion}"
@@ -92,7 +95,7 @@ class RolloutRunner:
             "end_of_epoch": position.end_of_epoch,
             "evaluation": False,
         }
-        log = CallLog(self.store, call_log_key(group, completion)) if self._records else None
+        log = await asyncio.to_thread(self._call_log, group, completion)
         name = completion_name(group, completion)
         scope = CompletionScope(where, version, log=log, run=self.run.id, name=name)
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
@@ -148,6 +151,12 @@ class RolloutRunner:
             return None if finished is None else finished.run
 
         return rollout_fn
+
+    def _call_log(self, group: GroupKey, completion: int) -> CallLog | None:
+        if not self._records:
+            return None
+        earlier = earlier_call_logs(self.store, group, completion)
+        return CallLog(self.store, call_log_key(group, completion), earlier)
 
     def _evaluation_scope(self, where: str, version: int, part: str) -> CompletionScope:
         return CompletionScope(

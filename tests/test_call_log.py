@@ -46,6 +46,23 @@ async def test_a_retry_that_asks_the_same_gets_the_recorded_answers(tmp_path: Pa
     assert retry.reused == 2
 
 
+async def test_earlier_logs_answer_too_and_are_forgotten_with_it(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await a_log_of(store, [1])
+    again = CallLog(store, KEY.replace(".0", ".1"), [KEY])
+
+    assert again.ask(question_digest([1], {}))[1] == a_call(0, [1])
+    index, answer = again.ask(question_digest([1, 2], {}))
+    assert answer is None
+    await again.note(a_call(index, [1, 2]))
+    third = CallLog(store, KEY.replace(".0", ".2"), [KEY.replace(".0", ".1"), KEY])
+    assert third.ask(question_digest([1], {}))[1] is not None
+    assert third.ask(question_digest([1, 2], {}))[1] is not None
+
+    third.forget()
+    assert store.keys("rollouts/row-000017.0") == store.keys("rollouts/row-000017.1") == []
+
+
 async def test_a_question_that_differs_is_fresh(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     await a_log_of(store, [1], [2])

@@ -5,6 +5,8 @@ from functools import partial
 import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
+from everburn.learning.rollout_file import read_rollout
+from everburn.refs import GroupKey, rollout_key
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script, spread
 from support.waiting import Gate, until
@@ -33,16 +35,25 @@ async def test_a_report_that_got_lost_is_found_in_the_store(
 
 
 async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm: Farm):
+    """What it had finished isn't sampled again."""
+
     async def play(draw: Draw) -> float:
-        if draw.tries == 0:
+        if draw.completion == 1 and draw.tries == 0:
             await Gate().passed()
         return await spread(draw)
 
     run = await start_tuned(Script(play), rows=1)
-    await until(lambda: len(run.script.begun) == 2)
+    finished = rollout_key(GroupKey(cursor=0), 0)
+    await until(lambda: run.store.exists(finished) and len(run.script.begun) == 2)
     await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
     result = await run.result()
     assert (result.rows, run.trained) == (1, ["0.1"])
+    assert [draw.completion for draw in run.script.ended] == [0, 1]
+    (group,) = run.groups
+    first = read_rollout(run.store, group.members[0].stored)[0]
+    assert (first.attempt, first.completion) == (1, 0)
+    assert result.recovered is not None
+    assert result.recovered.reused_rollouts == 1
 
 
 async def test_a_group_that_died_is_found_while_others_move(
