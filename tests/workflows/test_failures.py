@@ -6,8 +6,10 @@ import pytest
 
 from everburn import RecoverableRolloutError
 from everburn.failures import SnapshotGoneError
+from everburn.refs import GroupKey, rollout_key
 from support.farm import Start
 from support.script import Draw, Script
+from support.waiting import Gate, until
 from workflows import prompt_group
 from workflows.train_run import TrainRun
 
@@ -122,20 +124,27 @@ async def test_any_failure_ends_the_run_where_the_recipe_says_so(start_tuned: St
 
 
 async def test_a_run_that_holds_goes_on_once_the_cause_is_mended(start_tuned: Start):
+    """What the row's other completions had finished isn't sampled again."""
     mended = False
+    sibling = Gate()
 
     async def play(draw: Draw) -> float:
-        if draw.row == 1 and not mended:
+        if draw.place == (1, 1) and not mended:
+            await sibling.passed()
             raise KeyError("tool")
         return draw.completion
 
     run = await start_tuned(Script(play), rows=3, on_fatal="hold")
+    stored = rollout_key(GroupKey(cursor=1), 0)
+    await until(lambda: run.store.exists(stored))
+    sibling.open()
     status = await run.until(phase="held")
     assert "KeyError: 'tool'" in (status.error or "")
     mended = True
     assert await run.handle.execute_update(TrainRun.resume) == "resumed"
     result = await run.result()
     assert (result.rows, run.trained) == (3, ["0", "1.1", "2"])
+    assert [draw.completion for draw in run.script.draws(1)] == [0, 1, 1]
 
 
 async def test_a_run_that_holds_can_leave_out_the_row(start_tuned: Start):
