@@ -32,7 +32,7 @@ from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
 from everburn.trainers.hotload import Hotloader
-from everburn.trainers.serverless import ServerlessTrainer, listed
+from everburn.trainers.serverless import ServerlessTrainer, client_config, listed
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
@@ -109,14 +109,17 @@ class DedicatedTrainer(ServerlessTrainer):
     ) -> "tuple[FiretitanServiceClient, FiretitanTrainingClient]":
         from fireworks.training.sdk import FiretitanServiceClient, TrainerJobManager
 
-        key, service = api_key(config), None
+        service = None
         try:
+            key = api_key(config)
             with TrainerJobManager(api_key=key, base_url=api_root(config)) as jobs:
                 # A look: the job was ready a moment ago.
                 endpoint = jobs.wait_for_ready(
                     resources.job_id, poll_interval_s=0.1, timeout_s=5, pending_timeout_s=5
                 )
-            service = FiretitanServiceClient(base_url=endpoint.base_url, api_key=key)
+            service = FiretitanServiceClient(
+                base_url=endpoint.base_url, api_key=key, _client_config=client_config()
+            )
             for holder in earlier_holders(store, resources.job_id, epoch):
                 _shut_out(service, holder, config, resources)
             client = service.create_training_client(
@@ -128,7 +131,7 @@ class DedicatedTrainer(ServerlessTrainer):
         except Exception as error:
             if service is not None:
                 service.close()
-            if isinstance(error, TrainerUnavailableError):
+            if isinstance(error, TrainerError):
                 raise
             raise translated(
                 error,

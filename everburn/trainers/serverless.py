@@ -101,7 +101,7 @@ class ServerlessTrainer:
             raise TrainerUnavailableError(str(error)) from error
         try:
             service = FiretitanServiceClient(
-                base_url=url, api_key=api_key(config), _client_config=_client_config()
+                base_url=url, api_key=api_key(config), _client_config=client_config()
             )
             client = service.create_training_client(
                 base_model=config.base_model,
@@ -384,7 +384,7 @@ async def _result(future: Any) -> Any:
     return await future
 
 
-def _client_config() -> dict[str, Any]:
+def client_config() -> dict[str, Any]:
     """The SDK's own settings, with an end to the hour that it waits for a quota."""
     from fireworks.training.sdk.client import FIRETITAN_TINKER_CLIENT_CONFIG
 
