@@ -137,10 +137,10 @@ class EvaluationSummary(Message):
 
 
 class ResourceReadiness(Message):
-    """How far a run's trainer job and deployment are. `pending` waits for capacity; `refused` isn't
-    worth waiting for. resumed: a stopped job was started again just now."""
+    """How far a run's trainer job and deployment are. `pending` waits for capacity. text: without
+    secrets. resumed: a stopped job was started again just now."""
 
-    stage: Literal["ready", "pending", "starting", "refused", "unwanted"]
+    stage: Literal["ready", "pending", "starting", "unwanted"]
     text: str = ""
     resumed: bool = False
 

@@ -24,8 +24,9 @@ class ProvisioningActivities:
     async def advance_resources(self, run: RunRef) -> ResourceReadiness:
         """Do what can be done now towards a running job and a ready deployment."""
         from everburn.run_folder import stored_config
-        from everburn.trainers import TrainerUnavailableError
-        from everburn.trainers.jobs import ResourcesRefusedError, RunResources
+        from everburn.secrets import redacted
+        from everburn.trainers import TrainerCapacityError, TrainerUnavailableError
+        from everburn.trainers.jobs import RunResources
 
         if not await self._is_wanted(run):
             return ResourceReadiness(stage="unwanted", text="the run has ended")
@@ -33,18 +34,19 @@ class ProvisioningActivities:
             resources = RunResources(run, stored_config(run))
             try:
                 found = await asyncio.to_thread(resources.advance)
-            except ResourcesRefusedError as error:
-                return ResourceReadiness(stage="refused", text=str(error))
-        return ResourceReadiness(stage=found.stage, text=found.text, resumed=found.resumed)
+            except TrainerCapacityError as error:
+                return ResourceReadiness(stage="pending", text=redacted(str(error)))
+        text = redacted(found.text)  # the control plane's words among others
+        return ResourceReadiness(stage=found.stage, text=text, resumed=found.resumed)
 
     @activity.defn
     async def clean_up_resources(self, run: RunRef) -> str:
         """Give back what the run made; what it did, in words."""
         from everburn.run_folder import stored_config
-        from everburn.trainers import TrainerUnavailableError
+        from everburn.trainers import TrainerError
         from everburn.trainers.jobs import RunResources
 
-        with final_errors(TrainerUnavailableError):
+        with final_errors(TrainerError):
             return await asyncio.to_thread(RunResources(run, stored_config(run)).clean_up)
 
     async def _is_wanted(self, run: RunRef) -> bool:

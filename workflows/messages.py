@@ -74,7 +74,7 @@ class ProvisioningWait(Message):
     """How often the job had stopped and was started again."""
 
     def continued(self, found: ResourceReadiness, now: float) -> "ProvisioningWait":
-        """After another look that found it neither ready nor refused."""
+        """After another look that found it not ready."""
         stage: Literal["pending", "starting"] = (
             "pending" if found.stage == "pending" else "starting"
         )

@@ -13,6 +13,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import NO_RESOURCES
     from activities.messages import ResourceReadiness
     from activities.provisioning import ProvisioningActivities
     from everburn.refs import RunRef
@@ -39,8 +40,6 @@ CLEANUP_PATIENCE = timedelta(minutes=10)
 """Also for a trainer worker: a run must end."""
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 
-NO_RESOURCES = "NoResources"
-
 
 class WaitIsLongError(Exception):
     """The wait is to go on in a new execution: history is long."""
@@ -61,7 +60,8 @@ class Provisioning:
         """Return true once both are ready, false if nobody wants them any more.
 
         Raises:
-            ApplicationError: they can't be had, or not in time. Says why.
+            ActivityError: they can't be had; the type of its cause says what is to be done.
+            ApplicationError: not in time. Says why.
             WaitIsLongError
         """
         told = ""
@@ -81,24 +81,18 @@ class Provisioning:
         return False
 
     async def _look(self) -> ResourceReadiness:
-        try:
-            return await workflow.execute_activity_method(
-                ProvisioningActivities.advance_resources,
-                self._run,
-                task_queue=TRAINER_QUEUE,
-                start_to_close_timeout=LOOK_TIMEOUT,
-                heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                retry_policy=LOOK_ATTEMPTS,
-                summary="trainer job and deployment",
-            )
-        except ActivityError as error:
-            cause = getattr(error.cause, "message", str(error.cause))
-            raise _unavailable(cause) from error
+        return await workflow.execute_activity_method(
+            ProvisioningActivities.advance_resources,
+            self._run,
+            task_queue=TRAINER_QUEUE,
+            start_to_close_timeout=LOOK_TIMEOUT,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            retry_policy=LOOK_ATTEMPTS,
+            summary="trainer job and deployment",
+        )
 
     def _check(self, found: ResourceReadiness) -> None:
         """Raise if waiting on makes no sense."""
-        if found.stage == "refused":
-            raise _unavailable(found.text)
         wait = self.so_far = self.so_far.continued(found, workflow.time())
         if wait.resumptions > MAX_RESUMPTIONS:
             raise _unavailable(f"it stopped {wait.resumptions} times before it ran: {found.text}")

@@ -15,6 +15,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.failure_types import (
         LEASE_CLOSED,
+        NO_RESOURCES,
         QUOTA,
         REJECTED,
         TRAINER_STATE_LOST,
@@ -172,7 +173,7 @@ class Recovery:
         """Whether no other lease is to be had before a person has mended the cause; then it is the
         run's fatal error. After a resume another lease is tried."""
         state = self._state
-        if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT}:
+        if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT, NO_RESOURCES}:
             return False
         state.fatal = state.fatal or Fatal(
             error=str(loss), error_type=loss.kind, holds=loss.kind == QUOTA

@@ -101,8 +101,9 @@ class DedicatedTrainer(ServerlessTrainer):
     ) -> "tuple[FiretitanServiceClient, FiretitanTrainingClient]":
         from fireworks.training.sdk import TrainerJobManager
 
-        key, service = api_key(config), None
+        service = None
         try:
+            key = api_key(config)
             with TrainerJobManager(api_key=key, base_url=api_root(config)) as jobs:
                 # A look: the job was ready a moment ago.
                 endpoint = jobs.wait_for_ready(
@@ -120,7 +121,7 @@ class DedicatedTrainer(ServerlessTrainer):
         except Exception as error:
             if service is not None:
                 service.close()
-            if isinstance(error, TrainerUnavailableError):
+            if isinstance(error, TrainerError):
                 raise
             raise translated(
                 error,

@@ -29,6 +29,9 @@ from everburn.trainers import (
 QUOTA_PATIENCE = 60
 """Seconds that a call is allowed to wait for a quota, which the SDK would do for an hour."""
 
+MAX_ANSWER = 500
+"""Characters of a server's answer that an error text repeats."""
+
 Reaction = Literal["retry", "wait", "replace", "fail", "hold"]
 """retry: a session is asked for again, a few times. wait: again until there is one. replace: the
 lease ends, and recovery takes a new one. fail: the run fails, and can be resumed. hold: the run
@@ -60,6 +63,9 @@ class Rule:
 _SDK_DETAILS = " for self.request_id="
 """What follows is of use to the SDK's authors only."""
 _CAPACITY = re.compile(r"capacity|resource_exhausted|concurrent[- ]run|quota slot", re.IGNORECASE)
+_NOT_NOW = (408, 425)
+"""Of the 4xx: a timeout, and a deployment that loads or has no replica yet."""
+_MALFORMED = frozenset({"JSONDecodeError", "UnicodeDecodeError", "ValidationError", "KeyError"})
 
 RULES = (
     Rule(
@@ -69,6 +75,12 @@ RULES = (
         lambda signs: signs.status == 402,
         f"the account's quota is used up (waited {QUOTA_PATIENCE} s): add credit or raise the "
         "spending limit, then resume the run",
+    ),
+    Rule(
+        "no key in the worker's environment",
+        "fail",
+        KeyRefusedError,
+        lambda signs: "MissingKeyError" in signs.types,
     ),
     Rule(
         "key refused (401)",
@@ -116,7 +128,23 @@ RULES = (
         "session refused (other 4xx)",
         "fail",
         TrainerRejectedError,
-        lambda signs: signs.opening and signs.status is not None and 400 <= signs.status < 500,
+        lambda signs: (
+            signs.opening
+            and signs.status is not None
+            and 400 <= signs.status < 500
+            and signs.status not in _NOT_NOW
+        ),
+    ),
+    Rule(
+        "refused by the SDK itself",
+        "fail",
+        TrainerRejectedError,
+        lambda signs: (
+            signs.opening
+            and signs.status is None
+            and "ValueError" in signs.types
+            and not signs.types & _MALFORMED
+        ),
     ),
     Rule(
         "service unreachable or failing",
@@ -155,7 +183,7 @@ RULES = (
         "malformed reply",
         "replace",
         TrainerStateLostError,
-        lambda signs: bool(signs.types & {"JSONDecodeError", "ValidationError", "KeyError"}),
+        lambda signs: bool(signs.types & _MALFORMED),
         "the answer can't be read; whether the request was applied isn't known",
     ),
     Rule(
@@ -185,7 +213,7 @@ def translated(
 def signs_of(error: BaseException, *, opening: bool = False) -> Signs:
     """What an error and its causes tell."""
     chain = list(_chain(error))
-    text = " ".join(str(each) for each in chain)
+    text = " ".join(f"{each} {_answer(each)}" for each in chain)
     statuses = (status_of(each) for each in chain)
     status = next((status for status in statuses if status is not None), None)
     if status is None and (found := re.search(r"\bHTTP (\d{3})\b", text)):
@@ -198,11 +226,27 @@ def signs_of(error: BaseException, *, opening: bool = False) -> Signs:
 
 def describe(error: BaseException) -> str:
     """An error in one line, without request bodies, headers or secrets."""
+    if answer := _answer(error):
+        return answer
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[0].partition(_SDK_DETAILS)[0] if lines else "no message"
     cause = next((line for line in lines[1:] if line.startswith("Cause: ")), None)
     text = said if cause is None else f"{said.removeprefix('ERROR: ')}: {cause[7:]}"
     return redacted(f"{type(error).__name__}: {text}")
+
+
+def _answer(error: BaseException) -> str:
+    """What the server said, where the error itself says only where: httpx's does."""
+    response = getattr(error, "response", None)
+    if type(error).__name__ != "HTTPStatusError" or response is None:
+        return ""
+    try:
+        body = response.json()
+    except ValueError:
+        body = response.text
+    said = body.get("error", body) if isinstance(body, dict) else body
+    said = said.get("message", said) if isinstance(said, dict) else said
+    return f"HTTP {response.status_code}: {redacted(str(said))[:MAX_ANSWER]}"
 
 
 def _chain(error: BaseException) -> list[BaseException]:

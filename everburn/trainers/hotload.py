@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from everburn.backends import api_key, api_root
 from everburn.config import RunConfig
-from everburn.trainers import TrainerStateLostError
+from everburn.trainers import TrainerError, TrainerStateLostError
+from everburn.trainers.errors import translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentManager
 
 FIRST_LOOK, LONGEST_WAIT = 0.05, 5.0
 """Seconds between looks at a hotload; doubled from the one to the other."""
+
+ASK_AGAIN = 1.0
+"""Seconds between requests to a deployment that isn't ready for one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Hotloader:
 
         Raises:
             TrainerStateLostError: it can't, or not within `timeout` seconds; in the server's words.
+            TrainerClosedError: the account may not.
         """
         deadline = time.monotonic() + timeout
         wait = FIRST_LOOK
@@ -70,7 +75,7 @@ class Hotloader:
                 wait = min(2 * wait, LONGEST_WAIT)
 
     def serving(self) -> Serving:
-        """What the deployment serves now. Blocks. Raises TrainerStateLostError if nobody says."""
+        """What the deployment serves now. Blocks. Raises as `load` does, if nobody says."""
         with self._manager() as manager:
             return self._look(manager)
 
@@ -109,13 +114,9 @@ class Hotloader:
                 )
                 return
             except httpx.HTTPStatusError as error:
-                status, text = error.response.status_code, error.response.text[:500]
-                if status not in (404, 425) or time.monotonic() > deadline:
-                    raise TrainerStateLostError(
-                        f"deployment {self.deployment_id} refused to load {identity}: HTTP "
-                        f"{status}: {text}"
-                    ) from error
-            time.sleep(1.0)
+                if error.response.status_code not in (404, 425) or time.monotonic() > deadline:
+                    raise
+            time.sleep(ASK_AGAIN)
 
     def _look(self, manager: "DeploymentManager") -> Serving:
         status = manager.hotload_check_status(self.deployment_id, self._config.base_model)
@@ -135,7 +136,7 @@ class Hotloader:
 
     @contextmanager
     def _manager(self) -> "Iterator[DeploymentManager]":
-        import httpx
+        """The SDK's manager, and its errors as ours."""
         from fireworks.training.sdk import DeploymentManager
 
         try:
@@ -143,7 +144,8 @@ class Hotloader:
                 api_key=api_key(self._config), base_url=api_root(self._config)
             ) as manager:
                 yield manager
-        except httpx.HTTPError as error:
-            raise TrainerStateLostError(
-                f"deployment {self.deployment_id}: {type(error).__name__}: {error}"
-            ) from error
+        except TrainerError:
+            raise
+        except Exception as error:
+            operation = f"deployment {self.deployment_id}"
+            raise translated(error, operation, self._config.api_key_env) from error

@@ -23,7 +23,8 @@ from everburn.provisioning import (
 from everburn.refs import RunRef
 from everburn.run_folder import run_owner
 from everburn.store import ArtifactStore
-from everburn.trainers import TrainerUnavailableError
+from everburn.trainers import TrainerError, TrainerRejectedError, TrainerUnavailableError
+from everburn.trainers.errors import translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentInfo, DeploymentManager, TrainerJobManager
@@ -37,10 +38,6 @@ AT_ONCE: dict[str, float] = {"poll_interval_s": 0, "timeout_s": 0, "pending_time
 """The SDK's waits as single looks: TimeoutError where it isn't so yet."""
 LOOKS = 3
 """Looks at once: something that is made in no time needn't be waited for."""
-
-
-class ResourcesRefusedError(TrainerUnavailableError):
-    """The control plane won't make what the configuration asks for; waiting wouldn't help."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,9 @@ class RunResources:
         """Do what can be done now towards a running job and a ready deployment.
 
         Raises:
-            ResourcesRefusedError: says what is refused, and what to change.
+            TrainerRejectedError: says what is refused, and what to change.
+            TrainerClosedError: the account may not have it.
+            TrainerCapacityError: the control plane has no room for it now.
             TrainerUnavailableError: the control plane can't be reached.
         """
         with _managers(self._config) as (jobs, deployments):
@@ -125,7 +124,7 @@ class RunResources:
             return self._create_job(jobs, record)
         what, state = f"trainer job {record.job_id}", str(job.get("state", ""))
         if state in GONE:
-            raise ResourcesRefusedError(
+            raise TrainerRejectedError(
                 f"{what}, to which trainer.job_id attaches, was deleted: name another, or none"
             )
         if state in RESUMABLE:
@@ -146,7 +145,7 @@ class RunResources:
         from fireworks.training.sdk import TrainerJobConfig
 
         if not record.own_job:
-            raise ResourcesRefusedError(
+            raise TrainerRejectedError(
                 f"there is no trainer job {record.job_id} in account {jobs.account_id}, to which "
                 "trainer.job_id attaches: name an existing job, or leave it out"
             )
@@ -200,7 +199,7 @@ class RunResources:
         if found is None or (found.state in BROKEN_DEPLOYMENT and record.own_deployment):
             found = self._create_deployment(jobs, deployments, record, trainer)
         elif found.state in BROKEN_DEPLOYMENT:
-            raise ResourcesRefusedError(f"{what} is {found.state}: name another, or none")
+            raise TrainerRejectedError(f"{what} is {found.state}: name another, or none")
         elif changes := self._changes(found, trainer):
             _update(deployments, record.deployment_id, changes)
             return Readiness("starting", f"{what}: taking another trainer's weights")
@@ -225,7 +224,7 @@ class RunResources:
         from fireworks.training.sdk import DeploymentConfig
 
         if not record.own_deployment:
-            raise ResourcesRefusedError(
+            raise TrainerRejectedError(
                 f"there is no deployment {record.deployment_id} in account "
                 f"{deployments.account_id}: name an existing one as deployment.deployment_id, or "
                 "leave it out"
@@ -309,49 +308,25 @@ def _managers(
     config: RunConfig,
 ) -> "Iterator[tuple[TrainerJobManager, DeploymentManager]]":
     """The SDK's managers, and their errors as ours."""
-    import httpx
     from fireworks.training.sdk import DeploymentManager, TrainerJobManager
 
-    root, key = api_root(config), api_key(config)
+    root = api_root(config)
     try:
         check_reachable(root)
     except UnreachableError as error:
         raise TrainerUnavailableError(str(error)) from error
     try:
+        key = api_key(config)
         with (
             TrainerJobManager(api_key=key, base_url=root) as jobs,
             DeploymentManager(api_key=key, base_url=root) as deployments,
         ):
             yield jobs, deployments
-    except TrainerUnavailableError:
+    except TrainerError:
         raise
-    except httpx.HTTPStatusError as error:
-        raise _refusal(error.response.status_code, _words(error.response)) from error
-    except (httpx.TransportError, TimeoutError) as error:
-        raise TrainerUnavailableError(f"the control plane at {root}: {error}") from error
     except Exception as error:
-        text = " ".join(str(error).split())
-        status = getattr(error, "status_code", None)
-        if isinstance(status, int):
-            raise _refusal(status, text) from error
-        kind = ResourcesRefusedError if isinstance(error, ValueError) else TrainerUnavailableError
-        raise kind(text) from error
-
-
-def _refusal(status: int, text: str) -> TrainerUnavailableError:
-    """Whether it is worth asking again: 4xx answers stay what they are, except a few."""
-    kind = TrainerUnavailableError if status in (408, 409, 425, 429) or status >= 500 else None
-    return (kind or ResourcesRefusedError)(f"HTTP {status}: {text}")
-
-
-def _words(response: Any) -> str:
-    """What the server said."""
-    try:
-        body = response.json()
-    except ValueError:
-        return str(response.text)[:500]
-    error = body.get("error", body)
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+        operation = f"the control plane at {root}"
+        raise translated(error, operation, config.api_key_env, opening=True) from error
 
 
 def _said(job: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everburn.config import RunConfig
+from everburn.secrets import redacted
 from everburn.trainers import (
     ModelIdTakenError,
     PromotionError,
@@ -49,7 +50,7 @@ def promote(
             raise _taken(what, name)
         found = find()
         _count_promotions(control, sent)
-        return str(send(found)["name"])
+        return redacted(str(send(found)["name"]))
     except PromotionError:
         raise
     except Exception as error:

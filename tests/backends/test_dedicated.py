@@ -77,6 +77,86 @@ async def test_a_job_to_attach_to_must_exist(service: Service, tmp_path: Path) -
     assert run.resources.deployment_id not in service.state["deployments"]
 
 
+# What the control plane refuses
+
+
+async def test_a_quota_that_is_used_up_holds_the_run_before_there_is_a_job(
+    service: Service, tmp_path: Path
+) -> None:
+    service.emulator.plan_fault("rlorTrainerJobs", "status", status=402)
+    run = await service.start(tmp_path, **LORA)
+    assert "add credit" in ((await run.until_waiting_for("resume, skip_row or stop")).error or "")
+    await run.handle.execute_update("resume")
+    assert (await run.result()).steps == 2
+
+
+async def test_a_quota_that_is_used_up_at_a_publication_holds_the_run(
+    service: Service, tmp_path: Path
+) -> None:
+    service.emulator.plan_fault("hot_load", "status", after=1, status=402)
+    run = await service.start(tmp_path, **LORA)
+    assert "add credit" in ((await run.until_waiting_for("resume, skip_row or stop")).error or "")
+    await run.handle.execute_update("resume")
+    assert (await run.result()).steps == 2
+    await run.verified()
+
+
+async def test_an_unreadable_answer_is_asked_for_again(service: Service, tmp_path: Path) -> None:
+    service.emulator.plan_fault("rlorTrainerJobs", "malformed")
+    service.emulator.plan_fault("deployments", "malformed")
+    run = await service.start(tmp_path, **LORA)
+    assert (await run.result()).steps == 2
+    assert service.emulator.admin("GET", "faults") == {"faults": []}
+
+
+async def test_a_key_that_is_refused_in_a_recovery_fails_the_run(
+    service: Service, tmp_path: Path
+) -> None:
+    run = await service.start(tmp_path, **LORA | {"rows": 16})
+    await run.until_step(1)
+    service.emulator.plan_fault(run.resources.job_id, "status", status=401)
+    service.emulator.plan_fault("optim_step", "status", status=410)
+    failure = await run.failure()
+    assert failure.type == "KeyRefusedError"
+    assert "the API key in FIREWORKS_API_KEY is refused" in failure.message
+    assert (await run.status()).lease_epoch == 2, "nobody asked again"
+    await gone(run)
+
+
+async def test_a_key_that_is_refused_in_a_recovery_can_be_mended_while_the_run_holds(
+    service: Service, tmp_path: Path
+) -> None:
+    run = await service.start(tmp_path, on_fatal="hold", **LORA | {"rows": 6})
+    await run.until_step(1)
+    service.emulator.plan_fault(run.resources.job_id, "status", status=403)
+    service.emulator.plan_fault("optim_step", "status", status=410)
+    held = await run.until_waiting_for("resume, skip_row or stop")
+    assert "FIREWORKS_API_KEY lacks the permission" in (held.error or "")
+    await run.handle.execute_update("resume")
+    assert (await run.result()).steps == 3
+    await run.verified()
+
+
+async def test_a_job_that_was_attached_to_and_is_deleted_ends_the_run(
+    service: Service, tmp_path: Path
+) -> None:
+    with jobs(service) as manager:
+        manager.create_and_wait(
+            TrainerJobConfig(
+                base_model=TINY,
+                lora_rank=4,
+                requested_job_id="lent",
+                auto_select_training_shape=True,
+            )
+        )
+        run = await service.start(tmp_path, trainer={"job_id": "lent"}, **LORA | {"rows": 16})
+        await run.until_step(1)
+        manager.delete("lent")
+    failure = await run.failure()
+    assert failure.type == "TrainerRejectedError"
+    assert "to which trainer.job_id attaches, was deleted" in failure.message
+
+
 # Cleanup
 
 

@@ -14,10 +14,15 @@ from everburn.refs import RunRef
 from everburn.rollouts import RolloutSample
 from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore
-from everburn.trainers import PromotionError, TrainerStateLostError, TrainerUnavailableError
+from everburn.trainers import (
+    PromotionError,
+    TrainerRejectedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+)
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
-from everburn.trainers.jobs import ResourcesRefusedError, RunResources
+from everburn.trainers.jobs import RunResources
 from support.emulator import RunningEmulator, running_emulator
 from support.sessions import ADAM
 
@@ -286,7 +291,7 @@ def test_the_deployment_may_own_the_snapshots(emulator: RunningEmulator, tmp_pat
 
 def test_what_is_refused_is_said(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, base_model="accounts/nobody/models/none")
-    with pytest.raises(ResourcesRefusedError, match=r"HTTP 400.*accounts/nobody/models/none"):
+    with pytest.raises(TrainerRejectedError, match=r"HTTP 400.*accounts/nobody/models/none"):
         place.resources.advance()
 
 

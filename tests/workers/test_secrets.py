@@ -1,12 +1,15 @@
 """A planted key is found nowhere: not in files, logs, histories, output or error texts.
 
-Two runs by real processes, against a server that repeats the key in its errors. Half a minute, for
-it takes everything that could leave a trace.
+Two runs by real processes on each backend, against a server that repeats the key in its errors and
+states. Half a minute each, for it takes everything that could leave a trace.
 """
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
+
+from fireworks.training.sdk import TrainerJobConfig, TrainerJobManager
 
 from everburn.emulator import base_model
 from support.command_line import Everburn
@@ -70,8 +73,59 @@ def test_a_planted_key_leaves_no_trace(everburn: Everburn, emulator: RunningEmul
     assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
     assert "bad key [secret]" in failed.stdout
 
-    for output in (done.stdout, done.stderr, failed.stdout, failed.stderr):
-        assert KEY not in output
+    check_no_trace(everburn, done, failed)
+
+
+def test_a_planted_key_leaves_no_trace_of_dedicated_training(
+    everburn: Everburn, emulator: RunningEmulator
+) -> None:
+    (everburn.folder / "sums.py").write_text(TASK)
+    values = config(emulator) | {
+        "backend": "dedicated",
+        "base_url": emulator.url,
+        "trainer": {"job_id": "planted"},
+        "deployment": {"shape": "accounts/everburn/deploymentShapes/tiny"},
+        "output_model_id": "another-model",
+    }
+    (everburn.folder / "run.json").write_text(json.dumps(values))
+    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
+    with TrainerJobManager(api_key="fw_local", base_url=emulator.url) as jobs:
+        jobs.create_and_wait(
+            TrainerJobConfig(
+                base_model=base_model.TINY,
+                lora_rank=4,
+                requested_job_id="planted",
+                auto_select_training_shape=True,
+            )
+        )
+    ended = {"state": "JOB_STATE_FAILED", "message": f"failed for {KEY}"}
+    emulator.admin("POST", "jobs/planted", ended)
+
+    # How a job ended, a deployment that must wait, a lease lost, a promotion tried again.
+    emulator.plan_fault("deployments", "status", status=409, message=f"wait, {KEY}")
+    emulator.plan_fault("hot_load", "status", status=400, message=f"for {KEY}", after=1)
+    emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
+    done = everburn("run", "run.json", "--id", "survives", *ports, FIREWORKS_API_KEY=KEY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert emulator.admin("GET", "faults") == {"faults": []}
+    assert "model: accounts/everburn/models/another-model" in done.stdout
+    assert "promotion, attempt 1" in done.stdout
+    history = (everburn.folder / ".everburn" / "temporal.db").read_bytes()
+    assert b"which was failed (failed for [secret])" in history
+    assert b"wait, [secret]" in history
+
+    emulator.plan_fault("deployments", "status", status=401, message=f"bad key {KEY}")
+    failed = everburn("run", "run.json", "--id", "fails", *ports, FIREWORKS_API_KEY=KEY)
+    assert failed.returncode == 1
+    assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
+    assert "bad key [secret]" in failed.stdout
+
+    check_no_trace(everburn, done, failed)
+
+
+def check_no_trace(everburn: Everburn, *commands: "subprocess.CompletedProcess[str]") -> None:
+    for command in commands:
+        assert KEY not in command.stdout + command.stderr
     # Histories are in the server's database, logs and state beside it, the run's files in runs/.
     files = [path for path in everburn.folder.rglob("*") if path.is_file()]
     assert {"temporal.db", "ledger", "survives"} <= _names(files)

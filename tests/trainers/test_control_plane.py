@@ -1,0 +1,209 @@
+"""What the control plane refuses a dedicated run: the one table of errors, by faults of the
+emulator through the unmodified SDK."""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.emulator.base_model import TINY
+from everburn.refs import RunRef
+from everburn.run_folder import Owner, create_run_folder
+from everburn.store import ArtifactStore
+from everburn.trainers import (
+    KeyRefusedError,
+    QuotaExceededError,
+    TrainerCapacityError,
+    TrainerError,
+    TrainerRejectedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+)
+from everburn.trainers import hotload as hotload_module
+from everburn.trainers.dedicated import DedicatedTrainer
+from everburn.trainers.jobs import RunResources
+from support.emulator import RunningEmulator
+from support.sessions import a_config
+
+CLOSED: list[tuple[dict[str, Any], type[TrainerError], str]] = [
+    ({"kind": "status", "status": 401}, KeyRefusedError, "the API key in MY_KEY is refused"),
+    ({"kind": "status", "status": 403}, KeyRefusedError, "the API key in MY_KEY lacks the perm"),
+    ({"kind": "status", "status": 402}, QuotaExceededError, "add credit"),
+]
+OPENING = [
+    *CLOSED,
+    ({"kind": "status", "status": 422}, TrainerRejectedError, "injected fault"),
+    ({"kind": "status", "status": 409}, TrainerCapacityError, "no capacity"),
+    ({"kind": "status", "status": 425}, TrainerUnavailableError, "injected fault"),
+    ({"kind": "malformed"}, TrainerUnavailableError, "JSONDecodeError"),
+    ({"kind": "drop"}, TrainerUnavailableError, "closed connection|incomplete"),
+]
+LOADING = [
+    *CLOSED,
+    ({"kind": "status", "status": 400}, TrainerStateLostError, "HTTP 400: injected fault"),
+    ({"kind": "status", "status": 410}, TrainerStateLostError, "HTTP 410: injected fault"),
+    ({"kind": "malformed"}, TrainerStateLostError, "can't be read"),
+]
+
+
+_epochs = itertools.count(1)
+
+
+def named(cases: list[tuple[dict[str, Any], type[TrainerError], str]]) -> list[Any]:
+    return [pytest.param(*case, id=str(case[0].get("status", case[0]["kind"]))) for case in cases]
+
+
+class Place:
+    """The resources of a run."""
+
+    def __init__(self, emulator: RunningEmulator, folder: Path, **fields: Any) -> None:
+        values = {"backend": "emulator-dedicated", "api_key_env": "MY_KEY"}
+        self.config = a_config(emulator.url, **values | fields)
+        assert self.config.base_model == TINY
+        self.run = RunRef(store=str(folder), id="run")
+        self.store = ArtifactStore.of(self.run)
+        create_run_folder(self.run, self.config, Owner(chain=str(folder)))
+        self.resources = RunResources(self.run, self.config)
+
+    def made(self) -> None:
+        while self.resources.advance().stage != "ready":
+            pass
+
+
+@pytest.fixture
+def place(emulator: RunningEmulator, tmp_path: Path) -> Iterator[Place]:
+    """With nothing made yet."""
+    place = Place(emulator, tmp_path)
+    yield place
+    emulator.admin("DELETE", "faults")
+    place.resources.clean_up()
+
+
+@pytest.fixture(scope="module")
+def ready(
+    shared_emulator: RunningEmulator, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """With a running job and a ready deployment, of all tests."""
+    place = Place(shared_emulator, tmp_path_factory.mktemp("ready"))
+    place.made()
+    yield place
+    shared_emulator.admin("DELETE", "faults")
+    place.resources.clean_up()
+
+
+@pytest.fixture
+async def trainer(emulator: RunningEmulator, ready: Place) -> AsyncIterator[DedicatedTrainer]:
+    """A session on the ready job."""
+    session = await DedicatedTrainer.open_for(ready.run, ready.config, next(_epochs))
+    yield session
+    emulator.admin("DELETE", "faults")
+    await session.close()
+
+
+@pytest.mark.parametrize("operation", ["accounts", "rlorTrainerJobs", "deployments"])
+@pytest.mark.parametrize(("fault", "expected", "text"), named(OPENING))
+def test_making_a_job_and_a_deployment(
+    emulator: RunningEmulator,
+    place: Place,
+    operation: str,
+    fault: dict[str, Any],
+    expected: type[TrainerError],
+    text: str,
+) -> None:
+    emulator.plan_fault(operation, **fault)
+    with pytest.raises(expected, match=text) as caught:
+        place.made()
+    assert type(caught.value) is expected
+    assert emulator.admin("GET", "faults") == {"faults": []}
+    place.made()  # nothing that went wrong is left over
+
+
+@pytest.mark.parametrize(("fault", "expected", "text"), named(OPENING))
+def test_looking_at_a_deployment(
+    emulator: RunningEmulator,
+    ready: Place,
+    fault: dict[str, Any],
+    expected: type[TrainerError],
+    text: str,
+) -> None:
+    emulator.plan_fault("hot_load_status", **fault)
+    with pytest.raises(expected, match=text) as caught:
+        ready.resources.advance()
+    assert type(caught.value) is expected
+    ready.made()
+
+
+@pytest.mark.parametrize("operation", ["hot_load", "hot_load_status"])
+@pytest.mark.parametrize(("fault", "expected", "text"), named(LOADING))
+async def test_loading_a_snapshot(
+    emulator: RunningEmulator,
+    trainer: DedicatedTrainer,
+    operation: str,
+    fault: dict[str, Any],
+    expected: type[TrainerError],
+    text: str,
+) -> None:
+    emulator.plan_fault(operation, **fault)
+    with pytest.raises(expected, match=text) as caught:
+        await trainer.publish("policy-0000-e1")
+    assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize(("fault", "expected", "text"), named(CLOSED))
+async def test_watching_a_snapshot(
+    emulator: RunningEmulator,
+    trainer: DedicatedTrainer,
+    fault: dict[str, Any],
+    expected: type[TrainerError],
+    text: str,
+) -> None:
+    await trainer.publish("policy-0000-e1")
+    emulator.plan_fault("hot_load_status", **fault)
+    with pytest.raises(expected, match=text):
+        await trainer.probe()
+
+
+@pytest.mark.parametrize("status", [404, 425])
+async def test_a_deployment_that_is_not_ready_for_a_request_is_asked_again(
+    emulator: RunningEmulator,
+    trainer: DedicatedTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:
+    monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
+    emulator.plan_fault("hot_load", "status", status=status, count=2)
+    await trainer.publish("policy-0000-e1")
+    assert emulator.admin("GET", "faults") == {"faults": []}
+    await trainer.probe()
+
+
+async def test_a_deployment_that_never_is_says_so_in_the_servers_words(
+    emulator: RunningEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
+    place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
+    place.made()
+    trainer = await DedicatedTrainer.open_for(place.run, place.config, 1)
+    emulator.plan_fault("hot_load", "status", status=425, message="still starting", count=1000)
+    with pytest.raises(TrainerStateLostError, match=r"HTTP 425: .*still starting"):
+        await trainer.publish("policy-0000-e1")
+    emulator.admin("DELETE", "faults")
+    await trainer.close()
+    place.resources.clean_up()
+
+
+def test_a_key_that_is_not_there_names_its_variable(
+    emulator: RunningEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    place = Place(
+        emulator,
+        tmp_path,
+        backend="dedicated",
+        tokenizer_model="some/tokenizer",
+        deployment={"deployment_id": "mine"},
+    )
+    with pytest.raises(KeyRefusedError, match="the environment variable MY_KEY is empty"):
+        place.resources.advance()
