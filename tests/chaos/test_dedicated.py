@@ -53,7 +53,7 @@ async def survived(chaos: Chaos, run: Run, steps: int = 4) -> None:
         ("after publish policy-0002-*", 0),
         ("after put publications/*/000002.json", 0),
         ("after save_checkpoint state-2", 0),
-        ("after put fingerprints/*", 0),
+        ("after put fingerprints/*", 1),  # the first is that of state-0
     ],
 )
 async def test_the_trainer_dies_during_a_step(
@@ -74,6 +74,7 @@ async def test_the_trainer_dies_during_a_step(
         "before put provisioning.json",
         "after put provisioning.json",
         "after put holders/epoch-000001.json",
+        "after put fingerprints/*",
     ],
 )
 async def test_the_trainer_dies_before_the_first_lease(worst: Chaos, point: str) -> None:
