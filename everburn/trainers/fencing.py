@@ -14,12 +14,14 @@ from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.store import ArtifactStore
 from everburn.trainers import Trainer, TrainerStateLostError
+from everburn.trainers.agreement import BEFORE_ANY_COMPLETION
 
 HOLDERS = "holders"
 FINGERPRINTS = "fingerprints"
 TOLERANCE = 0.02
 """Nats, on average over a completion's tokens: the same weights on the same trainer, perhaps in
-other kernels. A step at a usual learning rate moves more, another state far more."""
+other kernels. Another run's state is far from it; one step at a small learning rate (1e-6) isn't,
+and passes unseen."""
 
 
 class Holder(BaseModel):
@@ -33,7 +35,8 @@ class Holder(BaseModel):
 
 
 class Fingerprint(BaseModel):
-    """What a saved state computed: the logprob of each token after the first."""
+    """What a saved state computed: the logprob of each token after the first. tokens: a recorded
+    completion, or before there is any the sequence that the initial policy is probed with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,11 +58,8 @@ def earlier_holders(store: ArtifactStore, job_id: str, epoch: int) -> list[Holde
 
 
 async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
-    """Keep what the state that has just been saved makes of a recorded completion, if there is
-    one yet."""
-    tokens = recorded_tokens(store)
-    if tokens is None:
-        return
+    """Keep what the state that has just been saved computes."""
+    tokens = recorded_tokens(store) or BEFORE_ANY_COMPLETION
     (logprobs,) = await trainer.forward([tokens])
     put_fingerprint(store, Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs))
 
@@ -83,9 +83,8 @@ async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: 
     gap = sum(abs(was - now) for was, now in pairs) / len(logprobs)
     if not gap <= TOLERANCE:
         raise TrainerStateLostError(
-            f"after {checkpoint} was loaded, log-probabilities of a recorded completion differ by "
-            f"{gap:.3g} on average from what they were when it was saved: another holder may have "
-            "changed the weights"
+            f"after {checkpoint} was loaded, log-probabilities differ by {gap:.3g} nats on average "
+            "from what they were when it was saved: another holder may have changed the weights"
         )
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
+from activities.trainer_operations import load_checkpoint, save_checkpoint
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.base_model import TINY
 from everburn.learning.datums import Datum, build_datum
@@ -23,6 +25,7 @@ from everburn.trainers import (
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
 from everburn.trainers.jobs import RunResources
+from everburn.trainers.lease import Lease
 from support.emulator import RunningEmulator, running_emulator
 from support.sessions import ADAM
 
@@ -215,6 +218,27 @@ async def test_a_state_that_is_not_what_was_saved_is_noticed(place: Place) -> No
     await trainer.optim_step(ADAM)
     with pytest.raises(TrainerStateLostError, match="another holder may have changed the weights"):
         await check_fingerprint(place.store, trainer, "c")
+    await trainer.close()
+
+
+async def test_the_initial_state_is_known_again_or_its_loading_fails(place: Place) -> None:
+    """Nothing has been sampled when it is saved, and it may be all that recovery ever loads."""
+    trainer = await place.open(1)
+    lease, ref = Lease(1, trainer), LeaseRef(run=place.run, epoch=1)
+    paths = []
+    for step in range(2):
+        order = SaveCheckpoint(lease=ref, step=step, version=step, name=f"state-{step}-e1")
+        paths.append((await save_checkpoint(lease, order)).path)
+        await trainer.forward_backward([a_datum()], "importance_sampling", {})
+        await trainer.optim_step(ADAM)
+    assert len(place.store.keys("fingerprints")) == 2
+    load_0 = LoadCheckpoint(lease=ref, step=0, path=paths[0])
+    await load_checkpoint(lease, load_0)
+    # A service that mixes up its states.
+    load = trainer.load_checkpoint
+    trainer.load_checkpoint = lambda path: load(paths[1])  # type: ignore[method-assign]
+    with pytest.raises(TrainerStateLostError, match="another holder may have changed the weights"):
+        await load_checkpoint(lease, load_0)
     await trainer.close()
 
 
