@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from benchmarks.audit import audit
 from benchmarks.processes import ROOT, Death, Stack, result_of, stack
 from benchmarks.tiny_task import Execution, read_executions
 from chaos.kill_points import FOLDER, Plan, write_plan
+from everburn.emulator.unknowns import WORST
 from everburn.learning.group import GroupManifest
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import ROWS_KEY, RunRef
@@ -257,6 +258,7 @@ class Chaos:
         await self.emulator_answers()
         await self._emulator("DELETE", "faults")
         await self._emulator("POST", "capacity", {})
+        await self._emulator("POST", "unknowns", asdict(WORST))
 
     async def _emulator(
         self, method: str, path: str, body: dict[str, Any] | None = None

@@ -1,17 +1,19 @@
 """What a network, a gateway and a training service do on a bad day, short of dying."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from benchmarks.audit import check_fates, verified_weights
 from chaos.harness import Chaos
+from everburn.emulator.unknowns import WORST
 from everburn.verification import VerificationError
 
 SURVIVED_BY_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
-    ("forward_backward", "status", {"status": 409, "applied": True}),
-    ("forward_backward", "status", {"status": 429, "applied": True}),
-    ("optim_step", "status", {"status": 503, "applied": True}),
+    ("forward_backward", "status", {"status": 409}),
+    ("forward_backward", "status", {"status": 429}),
+    ("optim_step", "status", {"status": 503}),
     ("optim_step", "delay", {"seconds": 2.0}),
     ("retrieve_future", "status", {"status": 503}),
     ("retrieve_future", "status", {"status": 429}),
@@ -19,6 +21,11 @@ SURVIVED_BY_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
     ("sample", "drop", {"count": 3}),
     ("sample", "status", {"status": 429, "count": 3}),
     ("sample", "status", {"status": 503, "count": 3}),
+]
+REFUSED_THOUGH_APPLIED: list[tuple[str, int]] = [
+    ("forward_backward", 409),
+    ("forward_backward", 429),
+    ("optim_step", 503),
 ]
 END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
     # Whether these were applied isn't known, and a service may apply them again.
@@ -44,11 +51,11 @@ END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
 async def test_gradients_that_vanish_unseen_are_found_by_verify(chaos: Chaos) -> None:
     """The trainer forgets the first submission of a step and says nothing. Nobody can notice
     while the run trains; what the ledger says of the step isn't what was applied."""
+    await chaos.fault("forward_backward", "wipe_gradients", after=1)
     # One row of each step is late, so that each step has two submissions.
     run = await chaos.start(
         rows=4, task="chaos.tasks", max_head_offpolicy_versions=0, extras={"late": [1, 3]}
     )
-    await chaos.fault("forward_backward", "wipe_gradients", after=1)
     result = await run.result()
     assert await chaos.faults() == []
     assert [len(entry.submissions) for entry in run.ledger] == [2, 2]
@@ -73,6 +80,24 @@ async def test_the_session_survives(
     run = await chaos.start()
     await run.until_step(1)
     await chaos.fault(operation, kind, **details)
+    await chaos.survived(run)
+    assert await chaos.faults() == []
+    assert {entry.epoch for entry in run.ledger} == {1}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("operation", "status"), REFUSED_THOUGH_APPLIED)
+async def test_a_refusal_of_what_was_applied_is_survived_where_repetitions_are_known(
+    chaos: Chaos, operation: str, status: int
+) -> None:
+    """The one unknown that can't be met in its worst form: a service that says that it has refused
+    a request, has applied it all the same, and applies it once more when it is sent again."""
+    await chaos.admin("unknowns", **asdict(replace(WORST, applies_repetitions=False)))
+    run = await chaos.start()
+    await run.until_step(1)
+    await chaos.fault(operation, "status", status=status, applied=True)
+    await run.result()
+    await chaos.admin("unknowns", **asdict(WORST))
     await chaos.survived(run)
     assert await chaos.faults() == []
     assert {entry.epoch for entry in run.ledger} == {1}
