@@ -85,6 +85,13 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
         emulator.managed.boot_seconds = wire.number(body, "boot_seconds", 0.0)
         return wire.reply({})
 
+    @router.post("/hotload")
+    async def hotload(request: Request) -> Response:
+        """{"seconds": s}: how long each replica loads, one after the other; it serves the old
+        weights for the first half, and is not ready for the second."""
+        emulator.managed.hotload_seconds = wire.number(await wire.read(request), "seconds", 0.0)
+        return wire.reply({})
+
     @router.post("/jobs/{job_id}")
     async def interrupt_job(job_id: str, request: Request) -> Response:
         """{"state": ..., "message": ...}: end the job's process and let it enter a state."""

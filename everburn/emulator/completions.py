@@ -105,10 +105,10 @@ class CompletionsRoute:
             return Target(snapshot.base, snapshot)
         if found := _DEPLOYMENT.fullmatch(model):
             deployment = emulator.managed.ready_deployment(found["deployment"])
-            if deployment.serving is None:
+            export = deployment.served()
+            if export is None:
                 return Target(await emulator.base(deployment.request["baseModel"]), None)
-            snapshot = deployment.serving.snapshot
-            return Target(snapshot.base, snapshot)
+            return Target(export.snapshot.base, export.snapshot)
         raise NotFound(f"unknown model {model!r}")
 
 

@@ -116,6 +116,10 @@ class Deployment:
     """Identity that was asked for last."""
     stage: str = "done"
     error: str = ""
+    arriving: Export | None = None
+    """What replicas load one after the other, each for `load_seconds` since `asked`."""
+    asked: float = 0.0
+    load_seconds: float = 0.0
 
     @property
     def replicas(self) -> int:
@@ -127,15 +131,39 @@ class Deployment:
 
     def status(self) -> dict[str, Any]:
         """The answer of GET hot_load."""
-        if not self.replicas:
-            return {"replicas": []}
-        loading = {"stage": self.stage, "target_snapshot_identity": self.target}
-        replica = {
-            "readiness": self.stage == "done",
-            "current_snapshot_identity": self.serving.identity if self.serving else None,
+        return {"replicas": [self._described(index) for index in range(self.replicas)]}
+
+    def served(self) -> Export | None:
+        """What a request is answered by: the first replica that is ready. Raises NotReady."""
+        for index in range(self.replicas):
+            export, ready, _ = self._replica(index)
+            if ready or self.stage == "error":
+                return export
+        raise NotReady(f"deployment {self.deployment_id} is loading {self.target}")
+
+    def settle(self) -> None:
+        """Notice that the last replica has loaded."""
+        if self.arriving is not None and self._replica(self.replicas - 1)[0] is self.arriving:
+            self.serving, self.arriving = self.arriving, None
+
+    def _replica(self, index: int) -> tuple[Export | None, bool, str]:
+        """What a replica has, whether it is ready, and the stage of its load. While it fetches new
+        weights it serves the old ones; for the second half of its time it exchanges them."""
+        if self.arriving is None:
+            return self.serving, self.stage == "done", self.stage
+        age = time.monotonic() - self.asked - index * self.load_seconds
+        if age >= self.load_seconds:
+            return self.arriving, True, "done"
+        return self.serving, age < self.load_seconds / 2, "loading"
+
+    def _described(self, index: int) -> dict[str, Any]:
+        export, ready, stage = self._replica(index)
+        loading = {"stage": stage, "target_snapshot_identity": self.target}
+        return {
+            "readiness": ready,
+            "current_snapshot_identity": export.identity if export else None,
             "loading_state": loading | ({"error": self.error} if self.error else {}),
         }
-        return {"replicas": [replica] * self.replicas}
 
 
 class Managed:
@@ -154,6 +182,8 @@ class Managed:
         """Without it, jobs that are created or resumed stay pending."""
         self.boot_seconds = 0.0
         """From capacity to a running job, and from creation to a ready deployment."""
+        self.hotload_seconds = 0.0
+        """For which each replica of a deployment loads, one after the other."""
         self.outcomes: list[Outcome] = []
         """Of the next hotloads; those after them load."""
         self._read()
@@ -235,6 +265,7 @@ class Managed:
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
             raise NotFound(f"there is no deployment {deployment_id}")
+        deployment.settle()
         return deployment
 
     def state_of(self, deployment: Deployment) -> str:
@@ -248,6 +279,7 @@ class Managed:
         deployment.request |= changes
         if "hotLoadTrainerJob" in changes or not deployment.replicas:
             deployment.serving, deployment.target, deployment.stage = None, None, "done"
+            deployment.arriving = None
         self._write()
         return deployment
 
@@ -264,8 +296,6 @@ class Managed:
         deployment = self.deployment(deployment_id)
         if self.state_of(deployment) != "READY" or not deployment.replicas:
             raise NotReady(f"deployment {deployment_id} has no replica that serves")
-        if deployment.stage == "loading":
-            raise NotReady(f"deployment {deployment_id} is loading {deployment.target}")
         return deployment
 
     # Snapshots
@@ -293,6 +323,8 @@ class Managed:
             raise NotReady(f"deployment {deployment_id} has no replica that could load")
         if model != deployment.request.get("baseModel"):
             raise InvalidInput(f"deployment {deployment_id} doesn't serve {model}")
+        if deployment.arriving is not None:
+            raise NotReady(f"deployment {deployment_id} is loading {deployment.target}")
         deployment.target, deployment.error = str(body.get("identity", "")), ""
         outcome = self.outcomes.pop(0) if self.outcomes else "loads"
         problem = self._problem(deployment, body.get("incremental_snapshot_metadata"))
@@ -303,8 +335,10 @@ class Managed:
         elif outcome == "stuck":
             deployment.stage = "loading"
         else:
-            deployment.serving = self._bucket_of(deployment)[deployment.target]
+            deployment.arriving = self._bucket_of(deployment)[deployment.target]
+            deployment.asked, deployment.load_seconds = time.monotonic(), self.hotload_seconds
             deployment.stage = "done"
+            deployment.settle()
 
     def _problem(self, deployment: Deployment, incremental: Mapping[str, Any] | None) -> str | None:
         """Why a deployment can't load its target."""

@@ -195,7 +195,7 @@ class DedicatedTrainer(ServerlessTrainer):
         served = self._served
         if served is None or self._publishing:
             return
-        found = await asyncio.to_thread(self._hotloader.serving)
+        found = await asyncio.to_thread(self._hotloader.serving, served)
         if self._publishing or self._served != served or not found.ready:
             return
         if found.identity != served:

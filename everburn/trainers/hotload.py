@@ -27,7 +27,8 @@ ASK_AGAIN = 1.0
 
 @dataclass(frozen=True)
 class Serving:
-    """What a deployment's first replica reports. stage: of the load asked for last."""
+    """What the replica reports that is furthest from serving a snapshot. stage: of the load asked
+    for last."""
 
     ready: bool
     identity: str | None
@@ -57,7 +58,7 @@ class Hotloader:
         with self._manager() as manager:
             self._ask(manager, identity, previous, deadline)
             while True:
-                found = self._look(manager)
+                found = self._look(manager, identity)
                 if found.ready and found.identity == identity:
                     return
                 if found.stage == "error" and found.target == identity:
@@ -74,10 +75,11 @@ class Hotloader:
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
 
-    def serving(self) -> Serving:
-        """What the deployment serves now. Blocks. Raises as `load` does, if nobody says."""
+    def serving(self, identity: str) -> Serving:
+        """How far the deployment is from serving a snapshot now. Blocks. Raises as `load` does,
+        if nobody says."""
         with self._manager() as manager:
-            return self._look(manager)
+            return self._look(manager, identity)
 
     def sampler_handle(self) -> str:
         """Opens a sampler on the deployment, in any process; no credentials in it."""
@@ -118,13 +120,17 @@ class Hotloader:
                     raise
             time.sleep(ASK_AGAIN)
 
-    def _look(self, manager: "DeploymentManager") -> Serving:
+    def _look(self, manager: "DeploymentManager", identity: str) -> Serving:
         status = manager.hotload_check_status(self.deployment_id, self._config.base_model)
         replicas: list[dict[str, Any]] = status.get("replicas") or []
         if not replicas:
             return Serving(False, None, "no replica", None, "")
-        # All of them sample: the slowest counts.
-        slowest = min(replicas, key=lambda replica: bool(replica.get("readiness")))
+
+        def progress(replica: dict[str, Any]) -> tuple[bool, bool]:
+            ready = bool(replica.get("readiness"))
+            return ready and replica.get("current_snapshot_identity") == identity, ready
+
+        slowest = min(replicas, key=progress)  # all of them sample
         loading = slowest.get("loading_state") or {}
         return Serving(
             ready=bool(slowest.get("readiness")),

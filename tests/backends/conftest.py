@@ -203,6 +203,7 @@ async def service(shared_service: Service) -> AsyncIterator[Service]:
     shared_service.emulator.admin("DELETE", "faults")
     shared_service.admin("unknowns")
     shared_service.admin("capacity")
+    shared_service.admin("hotload")
     while shared_service.runs:
         run = shared_service.runs.pop()
         with contextlib.suppress(RPCError):

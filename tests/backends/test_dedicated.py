@@ -248,6 +248,19 @@ async def test_a_publication_that_fails_once_costs_a_recovery(
     await run.verified()
 
 
+async def test_replicas_that_load_slowly_and_one_by_one_are_waited_for(
+    service: Service, tmp_path: Path
+) -> None:
+    service.admin("hotload", seconds=0.3)
+    run = await service.start(
+        tmp_path, deployment={"replicas": 2}, publication_tolerance=1e-3, **LORA
+    )
+    assert (await run.result()).steps == 2
+    assert run.ledger[-1].epoch == 1
+    assert min(entry.metrics["perf/weight_update_time"] for entry in run.ledger) > 0.6
+    await run.verified()
+
+
 async def test_a_publication_that_fails_each_time_ends_the_run_in_the_servers_words(
     service: Service, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
     own_emulator.admin("DELETE", "faults")
     own_emulator.admin("POST", "unknowns", {})
     own_emulator.admin("POST", "capacity", {})
+    own_emulator.admin("POST", "hotload", {})
 
 
 @pytest.fixture
@@ -332,6 +333,47 @@ def test_a_stuck_hotload_leaves_the_deployment_not_ready(
         f"{emulator.url}/inference/v1/completions", json={"model": model, "prompt": [2]}
     )
     assert (reply.status_code, reply.json()["error"]["code"]) == (425, "TOO_EARLY")
+
+
+def test_replicas_load_one_after_the_other_and_serve_what_they_have_meanwhile(
+    emulator: RunningEmulator, lora: Stage
+) -> None:
+    lora.deployments.update(lora.deployment, {"maxReplicaCount": 2}, "max_replica_count")
+    old, new = (lora.trainer.save_weights_for_sampler_ext(n).snapshot_name for n in ("v0", "v1"))
+    assert lora.load(old)
+    emulator.admin("POST", "hotload", {"seconds": 0.5})
+    lora.deployments.hotload(lora.deployment, TINY, new)
+    seen: list[list[tuple[bool, bool, str]]] = []
+
+    def loaded() -> bool:
+        replicas = lora.deployments.hotload_check_status(lora.deployment, TINY)["replicas"]
+        state = [
+            (
+                replica["readiness"],
+                replica["current_snapshot_identity"] == new,
+                replica["loading_state"]["stage"],
+            )
+            for replica in replicas
+        ]
+        if state not in seen:
+            seen.append(state)
+        return all(ready and is_new for ready, is_new, _ in state)
+
+    with pytest.raises(httpx.HTTPStatusError, match="425"):
+        lora.deployments.hotload(lora.deployment, TINY, old)
+    wait_for(loaded)
+    serves, swaps, done = (True, False, "loading"), (False, False, "loading"), (True, True, "done")
+    stages = [[serves, serves], [swaps, serves], [done, serves], [done, swaps], [done, done]]
+    assert [state for state in stages if state in seen] == seen, "in this order, and no other"
+    assert [done, serves] in seen or [done, swaps] in seen
+
+
+def test_a_paused_job_is_resumed(emulator: RunningEmulator, full: Stage) -> None:
+    emulator.admin("POST", f"jobs/{full.job}", {"state": "JOB_STATE_PAUSED"})
+    with pytest.raises(APIStatusError, match="isn't running: JOB_STATE_PAUSED"):
+        full.trainer.forward([DATUM], "cross_entropy").result()
+    full.jobs.resume_and_wait(full.job, poll_interval_s=0.01)
+    step(full.connect())
 
 
 def test_a_snapshot_is_loaded_from_the_bucket_of_its_trainer(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from everburn.emulator.base_model import TINY
+from everburn.provisioning import find_resources
 from everburn.refs import RunRef
 from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore
@@ -192,6 +193,62 @@ async def test_a_deployment_that_never_is_says_so_in_the_servers_words(
     emulator.admin("DELETE", "faults")
     await trainer.close()
     place.resources.clean_up()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_publication_is_over_when_every_replica_serves_it(
+    emulator: RunningEmulator, tmp_path: Path, replicas: int
+) -> None:
+    """Ready with the old identity, or not at all, none or one of them: not yet."""
+    place = Place(emulator, tmp_path, deployment={"replicas": replicas})
+    place.made()
+    trainer = await DedicatedTrainer.open_for(place.run, place.config, 1)
+    await trainer.publish("policy-0000-e1")
+    emulator.admin("POST", "hotload", {"seconds": 0.4})
+    try:
+        second = await trainer.publish("policy-0001-e1")
+        assert serving(emulator) == [second.path] * replicas
+        await trainer.probe()
+    finally:
+        emulator.admin("POST", "hotload", {})
+        await trainer.close()
+        place.resources.clean_up()
+
+
+async def test_a_publication_that_not_every_replica_serves_in_time_ends_the_lease(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    place = Place(emulator, tmp_path, deployment={"replicas": 2, "hotload_timeout": 0.3})
+    place.made()
+    trainer = await DedicatedTrainer.open_for(place.run, place.config, 1)
+    await trainer.publish("policy-0000-e1")
+    emulator.admin("POST", "hotload", {"seconds": 30.0})
+    try:
+        with pytest.raises(TrainerStateLostError, match=r"doesn't serve policy-0001-e1\S+ after"):
+            await trainer.publish("policy-0001-e1")
+    finally:
+        emulator.admin("POST", "hotload", {})
+        await trainer.close()
+        place.resources.clean_up()
+
+
+def serving(emulator: RunningEmulator) -> list[str]:
+    """What each replica of the newest deployment serves."""
+    *_, newest = emulator.admin("GET", "state")["deployments"].values()
+    return [replica["current_snapshot_identity"] for replica in newest["replicas"]]
+
+
+def test_a_paused_job_is_started_again(emulator: RunningEmulator, place: Place) -> None:
+    place.made()
+    record = find_resources(place.store)
+    assert record is not None
+    emulator.admin(
+        "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_PAUSED", "message": "by an operator"}
+    )
+    found = place.resources.advance()
+    assert (found.stage, found.resumed) == ("starting", True)
+    assert "paused (by an operator)" in found.text
+    place.made()
 
 
 def test_a_key_that_is_not_there_names_its_variable(
