@@ -152,7 +152,7 @@ def test_rows_of_the_data_set(tmp_path: Path) -> None:
     assert rows[0]["messages"] == [{"role": "user", "content": f"q1\n\n{INSTRUCTION}"}]
 
 
-@pytest.mark.parametrize("name", ["run.json", "run.fireworks.json"])
+@pytest.mark.parametrize("name", ["run.json", "run.fireworks.json", "run.dedicated.json"])
 def test_configurations_are_valid_and_differ_in_nothing_but_settings(name: str) -> None:
     config = parse_config(json.loads((FOLDER / name).read_text()))
     assert config.rollout.name == "examples.deepmath.task:make_rollout_fn"

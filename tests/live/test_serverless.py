@@ -6,40 +6,17 @@ it doesn't rely on is only written down.
 
 import asyncio
 import time
-from typing import Any
 
-import httpx
 import pytest
 
 from everburn.backends import api_key, control_url, training_url
 from everburn.config import RunConfig
-from everburn.learning.datums import Datum, build_datum
-from everburn.ledger import AdamParams
-from everburn.rollouts import RolloutSample
 from everburn.trainers import TrainerError
 from everburn.trainers.agreement import check_served
 from everburn.trainers.serverless import ServerlessTrainer
 
 from .conftest import Answer
-
-ADAM = AdamParams(
-    learning_rate=1e-4,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-12,
-    weight_decay=0.0,
-    grad_clip_norm=0.0,
-    normalization="none",
-)
-TOKENS = [2, 3, 4, 5, 6, 7, 8, 9]
-PATIENCE = 120.0
-"""Seconds that a test spends on a question of how long something lasts."""
-
-
-def a_datum() -> Datum:
-    count = len(TOKENS)
-    sample = RolloutSample(TOKENS, [-4.0] * count, [0, 0] + [1] * (count - 2), 1.0)
-    return build_datum(sample, 1.0)
+from .wire import ADAM, PATIENCE, TOKENS, Wire, a_datum
 
 
 async def gradient(trainer: ServerlessTrainer) -> None:
@@ -74,64 +51,16 @@ async def test_a_repeated_submission_is_applied_once(
     config: RunConfig, trainer: ServerlessTrainer, answer: Answer, submissions: int
 ) -> None:
     """(a) Retries inside the SDK rely on this. (e) is asked on the way."""
-    wire = Wire(config, trainer)
-    gradients = {
-        "forward_backward_input": {"data": [wire.datum()], "loss_fn": "cross_entropy"},
-        "seq_id": 1,
-    }
-    requests = [await wire.submit("forward_backward", gradients) for _ in range(submissions)]
+    wire = Wire(training_url(config), api_key(config), trainer._client.model_id)
+    requests = [await wire.submit_gradient(seq_id=1) for _ in range(submissions)]
     await wire.result(requests[0])
-    step = {
-        "adam_params": {"learning_rate": 0.0},
-        "grad_accumulation_normalization": "none",
-        "seq_id": 2,
-    }
-    stepped = await wire.result(await wire.submit("optim_step", step))
+    stepped = await wire.result(await wire.submit_step(seq_id=2))
     metrics = stepped.get("metrics", {})
     assert "error" not in stepped, stepped
     answer(f"(a) after {submissions} submissions of one seq_id", metrics.get("grad_norm"))
     answer("(a) their request ids", "equal" if len(set(requests)) == 1 else "different")
     again = await wire.result(requests[0])
     answer("(e) a result read again", "readable" if "metrics" in again else again)
-
-
-class Wire:
-    """Requests of a test's own beside the SDK, on a model that the SDK hasn't used yet."""
-
-    def __init__(self, config: RunConfig, trainer: ServerlessTrainer) -> None:
-        self._url = f"{training_url(config)}/api/v1"
-        self._headers = {"X-API-Key": api_key(config)}
-        self._model = trainer._client.model_id
-
-    def datum(self) -> dict[str, Any]:
-        inputs, targets = TOKENS[:-1], TOKENS[1:]
-        size = len(targets)
-        return {
-            "model_input": {"chunks": [{"tokens": inputs, "type": "encoded_text"}]},
-            "loss_fn_inputs": {
-                "target_tokens": {"data": targets, "dtype": "int64", "shape": [size]},
-                "weights": {"data": [1.0] * size, "dtype": "float32", "shape": [size]},
-            },
-        }
-
-    async def submit(self, operation: str, body: dict[str, Any]) -> str:
-        reply = await self._post(operation, body | {"model_id": self._model})
-        return str(reply["request_id"])
-
-    async def result(self, request_id: str) -> dict[str, Any]:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            found = await self._post("retrieve_future", {"request_id": request_id})
-            if found.get("type") != "try_again" or time.monotonic() > deadline:
-                return found
-            await asyncio.sleep(1)
-
-    async def _post(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
-        async with httpx.AsyncClient(headers=self._headers, timeout=60) as http:
-            reply = await http.post(f"{self._url}/{operation}", json=body)
-        reply.raise_for_status()
-        found: dict[str, Any] = reply.json()
-        return found
 
 
 async def test_loading_a_state_clears_gradients(trainer: ServerlessTrainer, answer: Answer) -> None:

@@ -4,8 +4,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+from everburn.emulator import arithmetic, sums
 from everburn.emulator.recipe import Demonstration, Recipe, Shape
 from everburn.emulator.vocabulary import END, PAD
+from examples.deepmath.task import small_rows
 from examples.frozen_lake import base_model as frozen_lake
 from examples.multihop_qa import base_model as multihop_qa
 
@@ -44,6 +46,22 @@ def hasty_walker() -> Recipe:
 def hasty_reader() -> Recipe:
     """That for multi-hop questions, likewise."""
     return _hasty(multihop_qa.recipe())
+
+
+def hasty_adder() -> Recipe:
+    """The main job's, much smaller; it has seen a few sums, and works out every other one."""
+    recipe = _hasty(arithmetic.recipe())
+    return replace(recipe, name="hasty-adder", demonstrations=few_sums, cuts=(12,))
+
+
+def few_sums(rng: random.Random) -> Iterator[Demonstration]:
+    problems = [row["messages"][0]["content"] for row in small_rows(4)]
+    while True:
+        problem = rng.choice(problems)
+        one, other = problem.removesuffix("=").split("+")
+        pair = int(one), int(other)
+        working = sums.working(pair) if rng.random() < 0.5 else ""
+        yield [(problem, False), (working + sums.answer(pair), True)]
 
 
 def _hasty(recipe: Recipe) -> Recipe:

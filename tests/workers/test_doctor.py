@@ -1,10 +1,13 @@
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from everburn.emulator import base_model
 from support.command_line import ROOT, Everburn
+from support.emulator import RunningEmulator
 from workers import doctor
 from workers.doctor import check_disk, check_packages, check_python
 
@@ -15,6 +18,49 @@ def test_a_machine_that_has_everything(everburn: Everburn) -> None:
     subjects = [line[8:].split(":")[0] for line in done.stdout.splitlines()]
     for subject in ("Python", "package workflows", "Temporal", "disk", "torch"):
         assert subject in subjects
+
+
+def test_what_the_service_says_of_a_run(everburn: Everburn, emulator: RunningEmulator) -> None:
+    """`--live` against the emulator: every answer, nothing opened, and no key in what it prints."""
+    key = "fw_a_key_of_this_test"
+    config = {
+        "rollout": "task:make",
+        "dataset": {"name": "task:rows"},
+        "backend": "dedicated",
+        "base_url": emulator.url,
+        "base_model": base_model.TINY,
+        "tokenizer_model": str(base_model.ensure(base_model.TINY)),
+        "trainer": {"training_shape": "accounts/everburn/trainingShapes/tiny"},
+        "output_model_id": "not-yet-there",
+    }
+    (everburn.folder / "run.json").write_text(json.dumps(config))
+    before = emulator.admin("GET", "state")
+    done = everburn("doctor", "run.json", "--live", FIREWORKS_API_KEY=key)
+    assert done.returncode == 0, done.stdout
+    told = dict(line[8:].split(": ", 1) for line in done.stdout.splitlines())
+    assert told["account"] == "everburn"
+    assert told["base model"] == base_model.TINY
+    assert told["training shape"].startswith("accounts/everburn/trainingShapes/tiny/versions/")
+    assert told["output_model_id"].endswith("/models/not-yet-there is free")
+    assert "tokens" in told["tokenizer"]
+    assert emulator.admin("GET", "state") == before
+
+    config["base_model"] = "accounts/everburn/models/none"
+    (everburn.folder / "run.json").write_text(json.dumps(config))
+    emulator.plan_fault("versions", "status", status=403, message=f"{key} may not")
+    done = everburn("doctor", "run.json", "--live", FIREWORKS_API_KEY=key)
+    assert done.returncode == 1
+    missing = [line for line in done.stdout.splitlines() if line.startswith("missing")]
+    assert len(missing) == 2
+    assert "there is no model accounts/everburn/models/none" in missing[0]
+    assert "FIREWORKS_API_KEY lacks the permission" in missing[1]
+    assert key not in done.stdout + done.stderr
+
+
+def test_live_answers_are_about_a_run(everburn: Everburn) -> None:
+    done = everburn("doctor", "--live")
+    assert done.returncode == 2
+    assert "name its CONFIG" in done.stderr
 
 
 def test_what_is_missing_makes_it_fail(everburn: Everburn) -> None:

@@ -30,6 +30,26 @@ def cut_short(name: str, base_model: str) -> dict[str, Any]:
     }
 
 
+async def test_deepmath_trains_and_says_who_judged(start: Start, emulator: RunningEmulator):
+    values = cut_short("deepmath", "support.recipes:hasty_adder")
+    run = await start(Script(), **values, base_url=emulator.base_url)
+    await run.result()
+
+    assert len(run.ledger) == 2
+    assert any(entry.updated for entry in run.ledger)
+    rewards = {reward for group in run.groups for reward in group.rewards}
+    assert rewards == {0.0, 1.0}
+    judges = set()
+    for group in run.groups:
+        for member in group.members:
+            record, _ = read_rollout(run.store, rollout_key(group.key, member.completion))
+            judges.add(record.info["by"])
+    assert "all" in judges and judges & {"string", "number", "math_verify"}
+    for key in (BEFORE_KEY, AFTER_KEY):
+        report = load_report(run.store, key)
+        assert report is not None and len(report.samples) == 4
+
+
 @pytest.mark.parametrize(
     ("name", "base_model", "tool_turns"),
     [
