@@ -6,7 +6,7 @@ import pytest
 
 from chaos.harness import Chaos, Run, process_command
 from chaos.tasks import PLACE
-from workflows.prompt_group import MAX_LOSSES
+from workflows.attempts import MAX_LOSSES
 
 TASK = "chaos.tasks"
 
