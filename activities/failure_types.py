@@ -18,6 +18,7 @@ RECOVERABLE = "RecoverableRolloutError"
 SNAPSHOT_GONE = "SnapshotGoneError"
 WORKER_UNFIT = "EntrypointError"
 """This worker can't import the user's module; another may."""
+STORE_FULL = "StoreFullError"
 TRAINER_STATE_LOST = "TrainerStateLost"
 LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})
 """The lease has ended, and no other is to be had before a person has mended the cause."""

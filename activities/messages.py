@@ -42,6 +42,8 @@ class RolloutOrder(Message):
     group: GroupKey
     completion: int
     version: int
+    tries: int = 0
+    """Earlier attempts at the same completion."""
 
 
 MAX_ERRORS = 8
@@ -115,11 +117,14 @@ class ShardOrder(Message):
     shard: int
     start: int
     stop: int
+    tries: int = 0
+    """Earlier attempts at the same shard."""
 
 
 class EvaluateFunction(Message):
     run: RunRef
     version: int
+    tries: int = 0
 
 
 class CompleteEvaluation(Message):

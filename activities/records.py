@@ -2,7 +2,7 @@
 what it supports.
 
 All light: they read and write JSON. They run in threads, so that a slow store never holds up the
-worker's loop.
+worker's loop. A full one is waited for.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from everburn.refs import RunRef, decode_groups
 from everburn.resources import registered
 from everburn.run_folder import create_run_folder, stored_config
 from everburn.steps import StepOutcome, commit_step, record_step
-from everburn.store import ArtifactStore, StoreError
+from everburn.store import ArtifactStore, StoreError, when_there_is_space
 
 
 class RecordActivities:
@@ -49,7 +49,7 @@ class RecordActivities:
     async def create_run(self, order: CreateRun) -> RunCreated:
         """Make the run's folder, and learn what the server supports."""
         with final_errors(StoreError):
-            await asyncio.to_thread(
+            await when_there_is_space(
                 create_run_folder, order.run, parse_config(order.config), order.owner
             )
         return RunCreated(search_attributes=await self._has_search_attributes())
@@ -58,7 +58,7 @@ class RecordActivities:
     async def commit_step(self, order: CommitStep) -> Committed:
         """Append a step to the ledger, and write its metrics."""
         with final_errors(StoreError):
-            entry = await asyncio.to_thread(_commit, order)
+            entry = await when_there_is_space(_commit, order)
         reward = entry.metrics.get("rollout/raw_reward")
         return Committed(
             reward=None if reward is None else float(reward),
@@ -70,7 +70,7 @@ class RecordActivities:
     async def skip_group(self, order: SkipGroup) -> None:
         """Write down that a row isn't begun again, for whoever resumes the run."""
         with final_errors(StoreError):
-            await asyncio.to_thread(
+            await when_there_is_space(
                 skip_group,
                 ArtifactStore.of(order.run),
                 order.group,
@@ -81,7 +81,7 @@ class RecordActivities:
     @activity.defn
     async def record_producer(self, order: RecordProducer) -> None:
         with final_errors(StoreError):
-            await asyncio.to_thread(
+            await when_there_is_space(
                 metrics.record,
                 ArtifactStore.of(order.run),
                 [_producer_record(sample) for sample in order.samples],
@@ -90,7 +90,7 @@ class RecordActivities:
     @activity.defn
     async def record_evaluation(self, order: RecordEvaluation) -> None:
         with final_errors(StoreError):
-            await asyncio.to_thread(
+            await when_there_is_space(
                 metrics.amend,
                 ArtifactStore.of(order.run),
                 metrics.STEP_STREAM,
@@ -102,14 +102,14 @@ class RecordActivities:
     async def carry_publication(self, order: CarryPublication) -> None:
         """Let the previous version's snapshot serve a version that changed nothing."""
         with final_errors(StoreError):
-            await asyncio.to_thread(carry_publication, ArtifactStore.of(order.run), order.version)
+            await when_there_is_space(carry_publication, ArtifactStore.of(order.run), order.version)
 
     @activity.defn
     async def finish_run(self, order: FinishRun) -> None:
         """Leave the evaluations under the names that people look for, and the last checkpoint's
         time with its step."""
         with final_errors(StoreError):
-            await asyncio.to_thread(
+            await when_there_is_space(
                 keep_before_and_after, order.run, order.initial_version, order.final_version
             )
             await asyncio.to_thread(_time_saves, ArtifactStore.of(order.run), order.save_seconds)

@@ -1,8 +1,8 @@
 """Activities of rollout workers: everything that runs the user's code."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
@@ -11,11 +11,11 @@ from temporalio.exceptions import ApplicationError
 from activities.failure_types import (
     RECOVERABLE,
     SNAPSHOT_GONE,
+    STORE_FULL,
     WORKER_SHUTDOWN,
     application_error,
     final_errors,
 )
-from activities.imports import import_all
 from activities.messages import (
     CompleteEvaluation,
     CompleteGroup,
@@ -28,26 +28,17 @@ from activities.messages import (
     ShardOrder,
 )
 from activities.run_watch import RunWatch
+from activities.runners import Runners, preload
 from everburn.refs import RolloutOutcome, RunRef
-from everburn.store import StoreError
+from everburn.store import StoreError, when_there_is_space
 
 if TYPE_CHECKING:
+    from everburn.learning.group import GroupManifest
     from everburn.rollout_runner import RolloutRunner
 
 T = TypeVar("T")
 
-MAX_RUNS = 8
-"""Runs whose user code a worker keeps loaded."""
-
-
-def preload() -> None:
-    """Import what the first rollout needs: tokenizers, and the SDK's samplers."""
-    import_all(
-        "everburn.rollout_runner",
-        "transformers:AutoTokenizer",
-        "fireworks.training.sdk:FiretitanSamplingClient",
-        "fireworks.training.sdk:FixedConcurrencyController",
-    )
+_KINDS = {"recoverable": RECOVERABLE, "snapshot_gone": SNAPSHOT_GONE, "store_full": STORE_FULL}
 
 
 class RolloutActivities:
@@ -58,7 +49,7 @@ class RolloutActivities:
 
         self._user_loop = UserLoop("rollouts")
         self._watch = RunWatch()
-        self._runners: OrderedDict[RunRef, asyncio.Task[RolloutRunner]] = OrderedDict()
+        self._runners = Runners(self._user_loop)
 
     @activity.defn
     async def prepare_task(self, run: RunRef) -> Prepared:
@@ -66,75 +57,28 @@ class RolloutActivities:
         from everburn.task import prepare_task
 
         with final_errors(StoreError):
-            task = await self._in_user_loop(lambda: asyncio.to_thread(prepare_task, run))
+            task = await self._user_loop.run(lambda: asyncio.to_thread(prepare_task, run))
         return Prepared(rows=task.rows, evaluation_rows=task.evaluation_rows, notes=task.notes)
 
     @activity.defn
     async def rollout(self, order: RolloutOrder) -> RolloutOutcome:
         """One completion of one row, to its terminal record."""
-        from everburn.failures import classify
-
-        try:
-            runner = await self._runner(order.run)
-            return await self._unless_gone(
-                order.run, lambda: runner.complete(order.group, order.completion, order.version)
-            )
-        except asyncio.CancelledError as error:
-            if activity.is_worker_shutdown():
-                raise application_error(error, kind=WORKER_SHUTDOWN) from error
-            raise
-        except ApplicationError:
-            raise
-        except StoreError as error:
-            raise application_error(error, kind=RECOVERABLE) from error
-        except Exception as error:
-            kind = {"recoverable": RECOVERABLE, "snapshot_gone": SNAPSHOT_GONE}.get(classify(error))
-            where = f"run {order.run.id} · row {order.group.cursor} · completion {order.completion}"
-            raise application_error(error, kind=kind, where=where) from error
+        where = f"run {order.run.id} · row {order.group.cursor} · completion {order.completion}"
+        with _told_by_kind(where):
+            async with self._runners.using(order.run) as runner:
+                return await self._user_code(
+                    order.run,
+                    lambda: runner.complete(
+                        order.group, order.completion, order.version, order.tries
+                    ),
+                    runner.config.rollout_timeout,
+                )
 
     @activity.defn
     async def complete_group(self, order: CompleteGroup) -> GroupSummary:
         """Advantages, dynamic filter and manifest of a group whose completions have ended."""
-        from everburn.config import Entrypoint
-        from everburn.entrypoints import call
-        from everburn.learning.advantages import advantage_function
-        from everburn.learning.group import Group, complete_group
-        from everburn.resources import reap_at_end
-
-        runner = await self._runner(order.run)
-        entrypoint: Entrypoint | None = runner.config.dynamic_filter
-
-        def advantages(rewards: Sequence[float]) -> list[float]:
-            try:
-                return advantage_function(runner.config.advantages)(rewards)
-            except Exception as error:
-                where = f"run {order.run.id} · row {order.group.cursor} · advantages"
-                raise application_error(error, where=where) from error
-
-        def judge(group: Group) -> bool:
-            assert entrypoint is not None
-            try:
-                return bool(call(entrypoint, group))
-            except Exception as error:
-                where = f"run {order.run.id} · row {order.group.cursor} · {entrypoint.name}"
-                raise application_error(error, where=where) from error
-
-        with final_errors(StoreError):
-            await self._in_user_loop(lambda: reap_at_end(runner.store, order.group.name))
-            manifest = await self._in_user_loop(
-                lambda: asyncio.to_thread(
-                    complete_group,
-                    runner.store,
-                    order.group,
-                    order.version,
-                    order.outcomes,
-                    runner.config.min_group_size,
-                    order.last,
-                    lambda: runner.row(order.group.cursor),
-                    judge if entrypoint is not None else None,
-                    advantages,
-                )
-            )
+        async with self._runners.using(order.run) as runner:
+            manifest = await self._user_loop.run(lambda: _complete_group(runner, order))
         return GroupSummary(
             fate=manifest.fate,
             survivors=len(manifest.members),
@@ -149,70 +93,120 @@ class RolloutActivities:
         from everburn.store import ArtifactStore
 
         with final_errors(StoreError):
-            done = await self._in_user_loop(lambda: reap(ArtifactStore.of(run)))
+            done = await self._user_loop.run(lambda: reap(ArtifactStore.of(run)))
         return ReapResult(reaped=done.count, left=len(done.failures))
 
     @activity.defn
     async def evaluate_shard(self, order: ShardOrder) -> None:
         from everburn.evaluation import evaluate_shard
 
-        with final_errors(Exception):
-            runner = await self._runner(order.run)
-            await self._unless_gone(
-                order.run,
-                lambda: evaluate_shard(runner, order.version, order.shard, order.start, order.stop),
-            )
+        with _told_by_kind():
+            async with self._runners.using(order.run) as runner:
+                await self._user_code(
+                    order.run,
+                    lambda: evaluate_shard(
+                        runner, order.version, order.shard, order.start, order.stop, order.tries
+                    ),
+                    runner.config.rollout_timeout,
+                )
 
     @activity.defn
     async def evaluate_function(self, order: EvaluateFunction) -> EvaluationSummary:
         """The user's evaluation function, with the rollout function pinned to the version."""
         from everburn.evaluation import run_evaluation_function
 
-        with final_errors(Exception):
-            runner = await self._runner(order.run)
-            values = await self._unless_gone(
-                order.run, lambda: run_evaluation_function(runner, order.version)
-            )
+        with _told_by_kind():
+            async with self._runners.using(order.run) as runner:
+                values = await self._user_code(
+                    order.run,
+                    lambda: run_evaluation_function(runner, order.version, order.tries),
+                    runner.config.evaluation_timeout,
+                )
         return EvaluationSummary(metrics=values)
 
     @activity.defn
     async def complete_evaluation(self, order: CompleteEvaluation) -> EvaluationSummary:
         from everburn.evaluation import complete_evaluation
 
-        values = await asyncio.to_thread(
-            complete_evaluation,
-            order.run,
-            order.version,
-            order.shards,
-            order.seconds,
-            order.values,
-            order.error,
-        )
+        with final_errors(StoreError):
+            values = await when_there_is_space(
+                complete_evaluation,
+                order.run,
+                order.version,
+                order.shards,
+                order.seconds,
+                order.values,
+                order.error,
+            )
         return EvaluationSummary(metrics=values)
 
+    async def blocked(self) -> str:
+        """Return once user code has blocked its loop for longer than it may: where, as a stack."""
+        return await self._user_loop.blocked()
+
     def close(self) -> None:
-        """Stop the user loop."""
-        self._user_loop.close()
+        """Stop the user loop, and close what is loaded."""
+        self._user_loop.close(self._runners.close)
 
-    async def _unless_gone(self, run: RunRef, function: Callable[[], Awaitable[T]]) -> T:
-        return await self._watch.unless_gone(run, self._in_user_loop(function))
-
-    async def _in_user_loop(self, function: Callable[[], Awaitable[T]]) -> T:
-        return await self._user_loop.run(function)
-
-    async def _runner(self, run: RunRef) -> "RolloutRunner":
-        """The run's user code, loaded once; a failed load is tried again by the next caller."""
-        task = self._runners.get(run)
-        if task is None or (task.done() and task.exception() is not None):
-            task = asyncio.create_task(self._user_loop.run(lambda: _load(run)))
-            self._runners[run] = task
-            if len(self._runners) > MAX_RUNS:
-                self._runners.popitem(last=False)
-        return await asyncio.shield(task)
+    async def _user_code(
+        self, run: RunRef, function: Callable[[], Awaitable[T]], may_block: float
+    ) -> T:
+        """Await user code that nobody but the run waits for. may_block: seconds that it may keep
+        the loop to itself."""
+        return await self._watch.unless_gone(run, self._user_loop.run(function, may_block))
 
 
-async def _load(run: RunRef) -> "RolloutRunner":
-    await asyncio.to_thread(preload)
-    from everburn.rollout_runner import RolloutRunner
+@contextmanager
+def _told_by_kind(where: str = "") -> Iterator[None]:
+    """Errors of user code become those that workflows decide by. where: of those that don't say."""
+    from everburn.failures import classify
 
-    return RolloutRunner(run)
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if activity.is_worker_shutdown():
+            raise application_error(error, kind=WORKER_SHUTDOWN) from error
+        raise
+    except ApplicationError:
+        raise
+    except Exception as error:
+        kind = _KINDS.get(classify(error))
+        raise application_error(error, kind=kind, where=where) from error
+
+
+async def _complete_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":
+    from everburn.entrypoints import call
+    from everburn.learning.advantages import advantage_function
+    from everburn.learning.group import Group, complete_group
+    from everburn.resources import reap_at_end
+
+    entrypoint = runner.config.dynamic_filter
+    row = f"run {order.run.id} · row {order.group.cursor}"
+
+    def advantages(rewards: Sequence[float]) -> list[float]:
+        try:
+            return advantage_function(runner.config.advantages)(rewards)
+        except Exception as error:
+            raise application_error(error, where=f"{row} · advantages") from error
+
+    def judge(group: Group) -> bool:
+        assert entrypoint is not None
+        try:
+            return bool(call(entrypoint, group))
+        except Exception as error:
+            raise application_error(error, where=f"{row} · {entrypoint.name}") from error
+
+    with final_errors(StoreError):
+        await reap_at_end(runner.store, order.group.name)
+        return await when_there_is_space(
+            complete_group,
+            runner.store,
+            order.group,
+            order.version,
+            order.outcomes,
+            runner.config.min_group_size,
+            order.last,
+            lambda: runner.row(order.group.cursor),
+            judge if entrypoint is not None else None,
+            advantages,
+        )

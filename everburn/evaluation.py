@@ -9,15 +9,20 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from everburn.entrypoints import call
+from everburn.failures import classify
 from everburn.publications import find_publication
 from everburn.refs import (
     RunRef,
+    evaluation_figures_key,
+    evaluation_folder,
     evaluation_key,
+    evaluation_row_key,
     evaluation_shard_key,
 )
 from everburn.rollout_runner import RolloutRunner
@@ -35,7 +40,7 @@ AFTER_KEY = "eval-after.json"
 
 
 class EvaluationSample(BaseModel):
-    """One held-out completion, or the error it ended in."""
+    """One held-out completion."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,31 +64,73 @@ class EvaluationReport(BaseModel):
 
 
 async def evaluate_shard(
-    runner: RolloutRunner, version: int, shard: int, start: int, stop: int
+    runner: RolloutRunner, version: int, shard: int, start: int, stop: int, tries: int = 0
 ) -> None:
-    """Evaluate rows start..stop-1 and keep their samples; a finished shard isn't repeated.
+    """Evaluate rows start..stop-1 and keep their samples; neither a finished shard nor a finished
+    row is repeated. tries: earlier attempts at the shard.
 
-    Raises what the first failing row raises: an evaluation with holes would mislead.
+    Raises what a failing row raises: an evaluation with holes would mislead. A fatal error cancels
+    the other rows; where a row may be tried again, they are let come to their ends first, so that
+    nothing is done again but what has failed. No row outlives the call.
     """
     key = evaluation_shard_key(version, shard)
     if runner.store.exists(key):
         return
-    samples = await asyncio.gather(
-        *(runner.evaluate(index, version) for index in range(start, stop))
-    )
-    await when_there_is_space(runner.store.put_json, key, samples)
+    failures: list[Exception] = []
+
+    async def evaluate(index: int) -> dict[str, Any] | None:
+        try:
+            return await runner.evaluate(index, version, tries)
+        except Exception as error:
+            if classify(error) == "fatal":
+                raise
+            failures.append(error)
+            return None
+
+    rows = range(start, stop)
+    try:
+        async with asyncio.TaskGroup() as group:
+            samples = [group.create_task(evaluate(index)) for index in rows]
+    except ExceptionGroup as fatal:
+        raise fatal.exceptions[0] from None
+    if failures:
+        # One that counts before one that doesn't.
+        raise min(failures, key=lambda error: classify(error) != "recoverable")
+    write = partial(runner.store.put_json, once=True)
+    await when_there_is_space(write, key, [sample.result() for sample in samples])
+    for index in rows:
+        runner.store.delete(evaluation_row_key(version, index))
 
 
-async def run_evaluation_function(runner: RolloutRunner, version: int) -> dict[str, float]:
-    """Call the run's evaluation function; `step` is the version it evaluates.
+async def run_evaluation_function(
+    runner: RolloutRunner, version: int, tries: int = 0
+) -> dict[str, float]:
+    """What the run's evaluation function returns; `step` is the version it evaluates. It is called
+    once: its figures are kept. tries: earlier attempts at it.
 
     Raises:
         ValueError: it returned something else than a dict of finite numbers, or too many.
     """
+    store, key = runner.store, evaluation_figures_key(version)
+    known: dict[str, float] | None = await asyncio.to_thread(store.find_json, key)
+    if known is not None:
+        return known
+    figures = await _call_evaluation_function(runner, version, tries)
+    await when_there_is_space(partial(store.put_json, once=True), key, figures)
+    folder = evaluation_folder(version)
+    for log in store.keys(folder):
+        if log.startswith(f"{folder}/_calls-"):
+            store.delete(log)
+    return figures
+
+
+async def _call_evaluation_function(
+    runner: RolloutRunner, version: int, tries: int
+) -> dict[str, float]:
     if runner.config.evaluation is None:
         raise ValueError("the run names no evaluation function")
     name = runner.config.evaluation.name
-    values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version))
+    values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version, tries))
     if inspect.isawaitable(values):
         values = await values
     if not isinstance(values, dict):

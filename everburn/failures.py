@@ -7,8 +7,9 @@ import asyncio
 from typing import Literal
 
 from everburn.rollouts import RecoverableRolloutError
+from everburn.store import StoreError, StoreFullError
 
-Failure = Literal["recoverable", "snapshot_gone", "fatal"]
+Failure = Literal["recoverable", "snapshot_gone", "store_full", "fatal"]
 
 _TRANSIENT_STATUS = frozenset({408, 429, *range(500, 600)})
 _TRANSPORT_ERRORS = frozenset(
@@ -34,7 +35,8 @@ class SnapshotGoneError(RuntimeError):
 
 
 def classify(error: BaseException) -> Failure:
-    """Recoverable (retried, then dropped), gone with its snapshot (retried), or fatal.
+    """Recoverable (retried, then dropped), gone with its snapshot or for want of space (retried),
+    or fatal.
 
     The cause chain counts: a library's own error around a timeout is still a timeout.
     """
@@ -44,6 +46,8 @@ def classify(error: BaseException) -> Failure:
         seen.add(id(current))
         if isinstance(current, SnapshotGoneError):
             return "snapshot_gone"
+        if isinstance(current, StoreFullError):
+            return "store_full"
         if _is_recoverable(current):
             return "recoverable"
         current = current.__cause__
@@ -52,7 +56,12 @@ def classify(error: BaseException) -> Failure:
 
 def _is_recoverable(error: BaseException) -> bool:
     if isinstance(
-        error, RecoverableRolloutError | TimeoutError | asyncio.TimeoutError | ConnectionError
+        error,
+        RecoverableRolloutError
+        | TimeoutError
+        | asyncio.TimeoutError
+        | ConnectionError
+        | StoreError,
     ):
         return True
     status = status_of(error)

@@ -120,7 +120,7 @@ def evaluation_name(version: int, part: str) -> str:
 
 
 def resource_key(owner: str, token: str) -> str:
-    """A resource that a completion, or an evaluation's part, of this name has registered."""
+    """A resource that an attempt at a completion, or at an evaluation's part, has registered."""
     return f"{RESOURCES}/{owner}.{token}.json"
 
 
@@ -174,8 +174,26 @@ def evaluation_key(version: int) -> str:
     return f"evaluations/{version:06d}.json"
 
 
+def evaluation_folder(version: int) -> str:
+    return f"evaluations/{version:06d}"
+
+
 def evaluation_shard_key(version: int, shard: int) -> str:
-    return f"evaluations/{version:06d}/shard-{shard:04d}.json"
+    return f"{evaluation_folder(version)}/shard-{shard:04d}.json"
+
+
+def evaluation_row_key(version: int, index: int) -> str:
+    """A held-out row's sample, until its shard is written."""
+    return f"{evaluation_folder(version)}/row-{index:06d}.json"
+
+
+def evaluation_figures_key(version: int) -> str:
+    """What the run's evaluation function returned."""
+    return f"{evaluation_folder(version)}/figures.json"
+
+
+def evaluation_log_key(version: int, part: str) -> str:
+    return f"{evaluation_folder(version)}/_calls-{part}.jsonl"
 
 
 CONFIG_KEY = "config.json"

@@ -3,8 +3,15 @@
 A completion registers each with its reaper, a function by name with JSON arguments. The record is
 in the run's store before the resource is made, so that whoever comes next can reap it: the end of
 the completion (success, failure, timeout, cancellation), its next attempt, the end of its group or
-of its run, or `everburn reap RUN`. Owns records and reaping. Doesn't own when what is left behind
-is looked for (rollout_runner.py, workflows/).
+of its run, or `everburn reap RUN`.
+
+An attempt may outlive the belief in it: its worker stood still or was cut off, another attempt has
+begun, and now both run. So each record names its attempt. One that ends reaps its own; one that
+begins reaps what earlier ones left, never what later ones have; and one whose resources were reaped
+by another has been superseded, and comes to nothing.
+
+Owns records, reaping and that rule. Doesn't own when what is left behind is looked for
+(rollout_runner.py, workflows/).
 """
 
 import asyncio
@@ -13,14 +20,17 @@ import logging
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import Entrypoint
 from everburn.entrypoints import call, resolve
 from everburn.refs import RESOURCES, resource_key
-from everburn.sampling import current_scope
+from everburn.rollouts import RecoverableRolloutError
+from everburn.sampling import CompletionScope, current_scope
 from everburn.store import ArtifactStore
 from everburn.threads import in_thread
 
@@ -74,9 +84,10 @@ class Resources:
         resolve(entrypoint)
         scope = current_scope.get()
         record = Registered(reaper=entrypoint, at=time.time(), where=scope.where)
-        key = resource_key(scope.name, uuid.uuid4().hex)
+        key = resource_key(scope.attempt, uuid.uuid4().hex)
         await asyncio.to_thread(self._store.put_json, key, record.model_dump(mode="json"))
-        return Resource(self._store, key)
+        scope.resources.add(key)
+        return Resource(self._store, key, scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ class Resource:
 
     _store: ArtifactStore
     _key: str
+    _scope: CompletionScope
 
     async def reap(self) -> None:
         """Reap it now, before the completion ends.
@@ -93,11 +105,48 @@ class Resource:
             What the reaper raises, and TimeoutError; it is reaped again at the completion's end.
         """
         await _reap(self._store, self._key)
+        self._scope.resources.discard(self._key)
+
+
+class SupersededError(RecoverableRolloutError):
+    """Another has reaped what this attempt had made: another attempt at the completion has begun,
+    and what this one came to was made without its resources, perhaps."""
+
+
+async def require_own(store: ArtifactStore, scope: CompletionScope) -> None:
+    """See that an attempt still has what it registered.
+
+    Raises:
+        SupersededError
+    """
+    gone = await asyncio.to_thread(lambda: [k for k in scope.resources if not store.exists(k)])
+    if gone:
+        raise SupersededError(
+            f"{scope.where}: {len(gone)} of its resources were reaped while it ran: another "
+            "attempt at it has begun"
+        )
+
+
+async def reap_earlier(store: ArtifactStore, scope: CompletionScope) -> None:
+    """Reap what the attempts before this one have left: their workers are dead, or given up.
+
+    Not what later ones have: this one may have stood still at its very beginning.
+    """
+    found = await asyncio.to_thread(registered, store, scope.name)
+    await _within_the_end(scope.name, _reap_all(store, [k for k in found if _before(k, scope)]))
+
+
+def _before(key: str, scope: CompletionScope) -> bool:
+    """Whether a resource is of an attempt that isn't later than this one, and not of this one. The
+    same order may be carried out twice, one after the other."""
+    attempt = key.removeprefix(f"{RESOURCES}/").rsplit(".", 2)[0]
+    tries = attempt.removeprefix(f"{scope.name}.").partition("-")[0]
+    return attempt != scope.attempt and (not tries.isdigit() or int(tries) <= scope.tries)
 
 
 def registered(store: ArtifactStore, owner: str = "") -> list[str]:
     """The keys of the resources that are registered under a name, or under one that it begins:
-    a completion's, a group's, or all of a run's."""
+    an attempt's, a completion's, a group's, or all of a run's."""
     begin = f"{RESOURCES}/{owner}." if owner else f"{RESOURCES}/"
     return [key for key in store.keys(RESOURCES) if key.startswith(begin)]
 
@@ -107,27 +156,35 @@ async def reap(store: ArtifactStore, owner: str = "") -> Reaped:
 
     Never raises because of a reaper: what couldn't be reaped stays registered.
     """
-    owners: defaultdict[str, list[str]] = defaultdict(list)
-    for key in await asyncio.to_thread(registered, store, owner):
-        owners[key.rsplit(".", 2)[0]].append(key)
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def reap_all(keys: list[str]) -> list[str]:
-        async with slots:
-            return await _reap_in_order(store, keys)
-
-    failures = await asyncio.gather(*map(reap_all, owners.values()))
-    failed = [text for texts in failures for text in texts]
-    return Reaped(sum(map(len, owners.values())) - len(failed), failed)
+    return await _reap_all(store, await asyncio.to_thread(registered, store, owner))
 
 
 async def reap_at_end(store: ArtifactStore, owner: str) -> None:
     """Reap within END_TIMEOUT; what takes longer stays registered, for the end of the run."""
+    await _within_the_end(owner, reap(store, owner))
+
+
+async def _within_the_end(owner: str, reaping: Coroutine[Any, Any, Reaped]) -> None:
     try:
         async with asyncio.timeout(END_TIMEOUT):
-            await reap(store, owner)
+            await reaping
     except TimeoutError:
         log.warning("%s: not all of its resources were reaped within %g s", owner, END_TIMEOUT)
+
+
+async def _reap_all(store: ArtifactStore, keys: list[str]) -> Reaped:
+    completions: defaultdict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        completions[key.rsplit(".", 3)[0]].append(key)
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def reap_one(keys: list[str]) -> list[str]:
+        async with slots:
+            return await _reap_in_order(store, keys)
+
+    failures = await asyncio.gather(*map(reap_one, completions.values()))
+    failed = [text for texts in failures for text in texts]
+    return Reaped(len(keys) - len(failed), failed)
 
 
 async def _reap_in_order(store: ArtifactStore, keys: list[str]) -> list[str]:

@@ -9,7 +9,9 @@ import asyncio
 import copy
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from everburn.call_log import CallLog
@@ -27,10 +29,12 @@ from everburn.refs import (
     RunRef,
     call_log_key,
     completion_name,
+    evaluation_log_key,
     evaluation_name,
+    evaluation_row_key,
     rollout_key,
 )
-from everburn.resources import Resources, reap_at_end
+from everburn.resources import Resources, reap_at_end, reap_earlier, require_own
 from everburn.rollouts import (
     RecoverableRolloutError,
     RolloutFn,
@@ -44,6 +48,9 @@ from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler
 from everburn.store import ArtifactStore, when_there_is_space
 from everburn.tokenizers import load_tokenizer, tokenizer_name
+
+FULL_PATIENCE = 30.0
+"""Seconds that a full store is waited for beyond a rollout's deadline; its activity has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +76,19 @@ class RolloutRunner:
             self.config, self._tokenizer, self._sampler, Resources(self.store)
         )
         self._wanted = context_parameters(self._rollout_fn)
-        self._records = self.config.record_sampling_calls
 
-    async def complete(self, group: GroupKey, completion: int, version: int) -> RolloutOutcome:
+    async def complete(
+        self, group: GroupKey, completion: int, version: int, tries: int = 0
+    ) -> RolloutOutcome:
         """Run one completion of a row to its terminal record; finds an earlier attempt's.
 
-        Its status is "succeeded", or "dropped" where the function returned None.
+        Its status is "succeeded", or "dropped" where the function returned None. tries: earlier
+        attempts at it.
 
         Raises:
-            InvalidRolloutError, TimeoutError, and whatever the function raises.
+            InvalidRolloutError, TimeoutError, StoreFullError, and whatever the function raises.
         """
+        begun = time.monotonic()
         key = rollout_key(group, completion)
         if self.store.exists(key) or await when_there_is_space(
             adopt_rollout, self.store, group, completion, version
@@ -95,37 +105,45 @@ class RolloutRunner:
             "end_of_epoch": position.end_of_epoch,
             "evaluation": False,
         }
-        log = await asyncio.to_thread(self._call_log, group, completion)
-        name = completion_name(group, completion)
-        scope = CompletionScope(where, version, log=log, run=self.run.id, name=name)
+        scope = CompletionScope(
+            where,
+            version,
+            log=await asyncio.to_thread(self._log_of, group, completion),
+            run=self.run.id,
+            name=completion_name(group, completion),
+            tries=tries,
+        )
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
-        try:
-            finished = await self._call(row, context, scope, self.config.rollout_timeout)
-        except RecoverableRolloutError as error:
-            if error.sample_afresh and log is not None:
-                log.forget()
-            raise
+        finished = await self._call(row, context, scope)
         if finished is None:
-            return self._outcome(completion, "dropped", log)
+            return _outcome(completion, "dropped", scope)
         record = self._record(finished, group, position, completion, version)
+        # Given up before the attempt is, which would count: a full disk says nothing about it.
+        left = self.config.rollout_timeout + FULL_PATIENCE - (time.monotonic() - begun)
         # Off the loop: compressing and writing would hold up other rollouts.
-        await when_there_is_space(write_rollout, self.store, key, record, finished.run)
-        return self._outcome(completion, "succeeded", log)
+        await when_there_is_space(
+            write_rollout, self.store, key, record, finished.run, patience=left
+        )
+        return _outcome(completion, "succeeded", scope)
 
-    async def evaluate(self, index: int, version: int) -> dict[str, Any]:
-        """Evaluate one held-out row under a policy version; returns its report.
+    async def evaluate(self, index: int, version: int, tries: int = 0) -> dict[str, Any]:
+        """Evaluate one held-out row under a policy version; returns its sample, which is kept, and
+        found by the next attempt.
 
         Raises:
             InvalidRolloutError, TimeoutError, and whatever the function raises.
         """
+        key = evaluation_row_key(version, index)
+        known: dict[str, Any] | None = await asyncio.to_thread(self.store.find_json, key)
+        if known is not None:
+            return known
         row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
-        context = evaluation_context(index)
         where = f"run {self.run.id} · evaluation row {index}"
-        scope = self._evaluation_scope(where, version, f"row-{index}")
-        finished = await self._call(row, context, scope, self.config.rollout_timeout)
+        scope = self._evaluation_scope(where, version, f"row-{index}", tries)
+        finished = await self._call(row, evaluation_context(index), scope)
         if finished is None:
             raise ValueError(f"{where}: the rollout function returned None")
-        return {
+        sample = {
             "prompt": self._prompt(finished.run),
             "reward": float(finished.run.segments[0].reward),
             "info": finished.run.info,
@@ -133,47 +151,47 @@ class RolloutRunner:
             "output_tokens": finished.scope.output_tokens,
             "at_token_limit": finished.scope.at_token_limit,
         }
+        await when_there_is_space(partial(self.store.put_json, once=True), key, sample)
+        if scope.log is not None:
+            scope.log.forget()
+        return sample
 
-    def evaluation_rollout_fn(self, version: int) -> RolloutFn:
+    def evaluation_rollout_fn(self, version: int, tries: int = 0) -> RolloutFn:
         """The rollout function as an evaluation function calls it: pinned to a version.
 
         Called with a row, and any of the context parameters in place of those that it gets
-        otherwise: calls are numbered as held-out rows are.
+        otherwise: calls are numbered as held-out rows are. tries: earlier attempts at the
+        evaluation, whose recorded sampling calls are used again.
         """
         numbers = itertools.count()
 
         async def rollout_fn(sample_prompt: Row, **context: Any) -> RolloutRun | None:
             number = next(numbers)
             where = f"run {self.run.id} · evaluation call {number}"
-            scope = self._evaluation_scope(where, version, f"call-{number}")
+            scope = self._evaluation_scope(where, version, f"call-{number}", tries)
             given = evaluation_context(number) | context
-            finished = await self._call(sample_prompt, given, scope, self.config.rollout_timeout)
+            finished = await self._call(sample_prompt, given, scope)
             return None if finished is None else finished.run
 
         return rollout_fn
 
-    def _call_log(self, group: GroupKey, completion: int) -> CallLog | None:
-        if not self._records:
-            return None
+    def _log_of(self, group: GroupKey, completion: int) -> CallLog | None:
         earlier = earlier_call_logs(self.store, group, completion)
-        return CallLog(self.store, call_log_key(group, completion), earlier)
+        return self._log(call_log_key(group, completion), earlier)
 
-    def _evaluation_scope(self, where: str, version: int, part: str) -> CompletionScope:
+    def _evaluation_scope(self, where: str, version: int, part: str, tries: int) -> CompletionScope:
         return CompletionScope(
             where,
             version,
             self.config.evaluation_temperature,
+            log=self._log(evaluation_log_key(version, part)),
             run=self.run.id,
             name=evaluation_name(version, part),
+            tries=tries,
         )
 
-    def _outcome(
-        self, completion: int, status: RolloutStatus, log: CallLog | None
-    ) -> RolloutOutcome:
-        if log is None:
-            return RolloutOutcome(completion=completion, status=status)
-        log.forget()
-        return RolloutOutcome(completion=completion, status=status, reused=log.reused > 0)
+    def _log(self, key: str, earlier: Sequence[str] = ()) -> CallLog | None:
+        return CallLog(self.store, key, earlier) if self.config.record_sampling_calls else None
 
     @property
     def order(self) -> RowOrder:
@@ -189,20 +207,32 @@ class RolloutRunner:
         self._sampler.close()
 
     async def _call(
-        self, row: Row, context: dict[str, Any], scope: CompletionScope, timeout: float
+        self, row: Row, context: dict[str, Any], scope: CompletionScope
     ) -> Finished | None:
-        await reap_at_end(self.store, scope.name)  # of an attempt whose worker died
+        """Call the rollout function, within its deadline, and leave nothing of it behind."""
+        try:
+            return await self._within_resources(row, context, scope)
+        except RecoverableRolloutError as error:
+            if error.sample_afresh and scope.log is not None:
+                scope.log.forget()
+            raise
+
+    async def _within_resources(
+        self, row: Row, context: dict[str, Any], scope: CompletionScope
+    ) -> Finished | None:
+        await reap_earlier(self.store, scope)
         started = time.monotonic()
         wanted = {name: value for name, value in context.items() if name in self._wanted}
         try:
             with self._sampler.serving(scope):
                 # A copy: user code may change its row, and the next completion gets the same one.
                 result = await asyncio.wait_for(
-                    self._rollout_fn(copy.deepcopy(row), **wanted), timeout
+                    self._rollout_fn(copy.deepcopy(row), **wanted), self.config.rollout_timeout
                 )
+            await require_own(self.store, scope)
         finally:
             # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.
-            await asyncio.shield(asyncio.create_task(reap_at_end(self.store, scope.name)))
+            await asyncio.shield(asyncio.create_task(reap_at_end(self.store, scope.attempt)))
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
@@ -250,6 +280,14 @@ class RolloutRunner:
             if flag
         ]
         return str(self._tokenizer.decode(trained, skip_special_tokens=True))
+
+
+def _outcome(completion: int, status: RolloutStatus, scope: CompletionScope) -> RolloutOutcome:
+    """The terminal record of a completion, whose log has done its work."""
+    if scope.log is None:
+        return RolloutOutcome(completion=completion, status=status)
+    scope.log.forget()
+    return RolloutOutcome(completion=completion, status=status, reused=scope.log.reused > 0)
 
 
 def evaluation_context(index: int) -> dict[str, Any]:

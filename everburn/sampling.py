@@ -7,6 +7,7 @@ each call. Doesn't own transport, retries within a call and decoding: that is th
 
 import asyncio
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -55,7 +56,8 @@ class CompletionScope:
 
     where: names it in messages. version: policy version to sample from. temperature: overrides
     the caller's (evaluation); None leaves it. log: of calls, where they are recorded. run: its id.
-    name: under which the completion is known in the run's store, the same in every attempt.
+    name: under which the completion is known in the run's store, the same in every attempt. tries:
+    earlier attempts at it.
     """
 
     where: str
@@ -64,9 +66,19 @@ class CompletionScope:
     log: CallLog | None = None
     run: str = ""
     name: str = ""
+    tries: int = 0
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """Of this attempt, and of no other."""
     calls: list[Sample] = field(default_factory=list)
     handles: set[str] = field(default_factory=set)
     """Of the samplers that its calls have used."""
+    resources: set[str] = field(default_factory=set)
+    """Keys of what it has registered (resources.py) and not reaped itself."""
+
+    @property
+    def attempt(self) -> str:
+        """The name of this attempt."""
+        return f"{self.name}.{self.tries}-{self.token}"
 
     @property
     def at_token_limit(self) -> bool:

@@ -11,8 +11,10 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -175,16 +177,23 @@ class ArtifactStore:
             raise kind(f"can't write {path}: {error.strerror or error}") from error
 
 
-async def when_there_is_space(write: Callable[..., T], *arguments: Any) -> T:
+async def when_there_is_space(
+    write: Callable[..., T], *arguments: Any, patience: float = math.inf
+) -> T:
     """Run a write in a thread; as long as the store is full, again and again.
 
-    For what can't be had again without doing it again: a rollout that was sampled, a session that
-    was changed.
+    patience: seconds after which it is given up.
+
+    Raises:
+        StoreFullError: there was no space for so long; and whatever else the write raises.
     """
+    deadline = time.monotonic() + patience
     while True:
         try:
             return await asyncio.to_thread(write, *arguments)
         except StoreFullError as error:
+            if time.monotonic() > deadline:
+                raise
             log.warning("%s; tried again in %g s", error, FULL_INTERVAL)
             await asyncio.sleep(FULL_INTERVAL)
 

@@ -44,7 +44,7 @@ def prepare_task(run: RunRef) -> PreparedTask:
     if not store.exists(EVALUATION_ROWS_KEY):
         held_out = load_rows(config.evaluation_dataset) if config.evaluation_dataset else []
         write_rows(store, EVALUATION_ROWS_KEY, held_out)
-    RolloutRunner(run)
+    RolloutRunner(run).close()
     return PreparedTask(
         len(stored_rows(run, ROWS_KEY)),
         len(stored_rows(run, EVALUATION_ROWS_KEY)),

@@ -1,17 +1,27 @@
 """A second event loop, on a thread of its own, for user code.
 
 Rollout functions may block: a grader that computes for seconds must not stop the worker's own
-loop, on which heartbeats are sent and tasks polled. Owns the thread and the way in and out of it.
-Doesn't own what runs there.
+loop, on which heartbeats are sent and tasks polled. One that never returns can't be ended from
+outside, and nothing else runs on its thread any more. Owns the thread, the way in and out of it,
+and whether it still turns. Doesn't own what runs there, or what a process does that is blocked.
 """
 
 import asyncio
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+TICK = 1.0
+"""Seconds between two signs of life."""
+GRACE = 10.0
+"""Seconds beyond the longest that anything may block."""
+UNASKED = 60.0
+"""Seconds that the loop may be blocked while nothing runs that says how long it may."""
 
 log = logging.getLogger(__name__)
 
@@ -25,22 +35,62 @@ class UserLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._ticks = 0
+        self._running: list[float] = []
+        """How long each that runs may block, where that is said."""
+        self._longest = 0.0
+        """Of those that have run since the last sign of life."""
+        self._loop.call_soon(self._tick)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, function: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, function: Callable[[], Awaitable[T]], may_block: float = 0.0) -> T:
         """Await `function()` on the user loop. Cancelling the caller cancels it there.
+
+        may_block: seconds for which it may keep the loop to itself (see `blocked`).
 
         Raises:
             UserCodeExitError: in place of SystemExit and KeyboardInterrupt, which would end the
                 loop for everybody.
         """
+        self._running.append(may_block)
+        self._longest = max(self._longest, may_block)
         future = asyncio.run_coroutine_threadsafe(_contained(function), self._loop)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self._running.remove(may_block)
 
-    def close(self) -> None:
-        """Stop the loop; what still runs on it is cancelled. Doesn't wait for blocked code."""
-        self._loop.call_soon_threadsafe(self._cancel_all)
+    def call(self, function: Callable[[], None]) -> None:
+        """Have it called on the user loop, soon."""
+        self._loop.call_soon_threadsafe(function)
+
+    async def blocked(self) -> str:
+        """Return once the loop has stood still for longer than anything on it may block, and GRACE:
+        where its thread is, as a stack.
+
+        Time is counted in ticks of the caller's own loop: when the whole process stood still,
+        nobody was blocked.
+        """
+        ticks, still = self._ticks, 0.0
+        while still <= (self._longest or UNASKED) + GRACE:
+            await asyncio.sleep(TICK)
+            if self._ticks == ticks:
+                still += TICK
+            else:
+                ticks, still = self._ticks, 0.0
+                self._longest = max(self._running, default=0.0)
+        assert self._thread.ident is not None
+        return "".join(traceback.format_stack(sys._current_frames()[self._thread.ident]))
+
+    def close(self, last: Callable[[], None] = lambda: None) -> None:
+        """Stop the loop; what still runs on it is cancelled, and then `last` is called there.
+        Doesn't wait for blocked code."""
+        self._loop.call_soon_threadsafe(self._cancel_all, last)
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        self._loop.call_later(TICK, self._tick)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -58,15 +108,20 @@ class UserLoop:
             return True
         return False
 
-    def _cancel_all(self) -> None:
+    def _cancel_all(self, last: Callable[[], None]) -> None:
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
-        self._loop.create_task(self._stop_after(tasks))
+        self._loop.create_task(self._stop_after(tasks, last))
 
-    async def _stop_after(self, tasks: set["asyncio.Task[object]"]) -> None:
+    async def _stop_after(
+        self, tasks: set["asyncio.Task[object]"], last: Callable[[], None]
+    ) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._loop.stop()
+        try:
+            last()
+        finally:
+            self._loop.stop()
 
 
 async def _contained(function: Callable[[], Awaitable[T]]) -> T:

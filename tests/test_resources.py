@@ -12,8 +12,16 @@ from everburn import RecoverableRolloutError
 from everburn import resources as resources_module
 from everburn.entrypoints import EntrypointError
 from everburn.refs import GroupKey, RunRef, completion_name
-from everburn.resources import Resource, Resources, reap, reap_at_end, registered
+from everburn.resources import (
+    Resource,
+    Resources,
+    SupersededError,
+    reap,
+    reap_at_end,
+    registered,
+)
 from everburn.rollout_runner import RolloutRunner
+from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, current_scope
 from everburn.store import ArtifactStore
 from support.agents import a_config, a_folder, complete, complete_elsewhere
@@ -87,6 +95,54 @@ async def test_what_a_dead_worker_left_is_gone_after_the_next_attempt(tmp_path: 
     await complete(run)
     assert len(set(made_by(tmp_path / "sandboxes"))) == 2
     check_nothing_is_left(tmp_path, run, made=2)
+
+
+async def an_attempt(run: RunRef, tries: int) -> "asyncio.Task[Any]":
+    """An attempt at the first completion that has made its sandbox, and goes on."""
+    sandboxes = Path(stored_config(run).extras["sandboxes"])
+    before = len(made_by(sandboxes)) if (sandboxes / "made").exists() else 0
+    completion = RolloutRunner(run).complete(GroupKey(cursor=0), 0, 0, tries)
+    work = asyncio.create_task(completion)
+    await until(lambda: (sandboxes / "made").exists() and len(made_by(sandboxes)) > before)
+    return work
+
+
+async def test_a_superseded_attempt_reaps_nothing_of_its_successors(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "hang")
+    first = await an_attempt(run, tries=0)
+    second = await an_attempt(run, tries=1)
+    assert left(tmp_path / "sandboxes") == (1, 1), "the second has reaped what the first had"
+
+    first.cancel()
+    await asyncio.wait([first])
+    assert left(tmp_path / "sandboxes") == (1, 1), "the first had nothing any more"
+
+    second.cancel()
+    await asyncio.wait([second])
+    check_nothing_is_left(tmp_path, run, made=2)
+
+
+async def test_an_attempt_that_begins_late_reaps_nothing_of_a_later_one(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "hang")
+    second = await an_attempt(run, tries=1)
+    first = await an_attempt(run, tries=0)
+    assert left(tmp_path / "sandboxes") == (2, 2)
+    for work in (first, second):
+        work.cancel()
+        await asyncio.wait([work])
+    check_nothing_is_left(tmp_path, run, made=2)
+
+
+async def test_an_attempt_whose_resources_another_has_reaped_comes_to_nothing(
+    tmp_path: Path,
+) -> None:
+    run = a_run(tmp_path, "wait")
+    first = await an_attempt(run, tries=0)
+    second = await an_attempt(run, tries=1)
+    (tmp_path / "sandboxes" / "go").touch()
+    with pytest.raises(SupersededError, match="another attempt at it has begun"):
+        await first
+    assert (await second).status == "succeeded"
 
 
 async def test_a_run_that_is_no_more_is_cleaned_up_by_hand(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from activities.provisioning import ProvisioningActivities
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
 from activities.rollouts import RolloutActivities
-from activities.rollouts import preload as preload_rollouts
+from activities.runners import preload as preload_rollouts
 from activities.trainer import TrainerActivities
 from activities.trainer import preload as preload_trainer
+from workers.exits import leave_blocked
 from workers.plugin import everburn_plugin
 from workflows.evaluation import Evaluation
 from workflows.prompt_group import PromptGroup
@@ -144,7 +145,7 @@ async def serving(
         case "rollout":
             rollouts = RolloutActivities()
             try:
-                async with _preloading(preload_rollouts):
+                async with _preloading(preload_rollouts), _leaving_when_blocked(rollouts):
                     yield rollout_worker(client, rollouts, slots, build)
             finally:
                 rollouts.close()
@@ -155,6 +156,21 @@ async def serving(
                     yield trainer_worker(client, trainer, build)
             finally:
                 await trainer.close()
+
+
+@asynccontextmanager
+async def _leaving_when_blocked(rollouts: RolloutActivities) -> AsyncIterator[None]:
+    """End the process where user code blocks its loop for good: its rollouts are begun again by
+    others, and it is started again. It would keep them all, and finish none."""
+
+    async def watch() -> None:
+        leave_blocked(await rollouts.blocked())
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 @asynccontextmanager

@@ -1,7 +1,8 @@
 """Evaluation: one evaluation, pinned to a policy version, fail-open.
 
 Owns the fan-out over held-out rows and the deadline. Whatever happens it reports once; an error
-is part of the report and never the run's. Doesn't own when evaluations run.
+is part of the report and never the run's. Doesn't own when evaluations run, or when a shard is
+tried again (attempts.py).
 """
 
 import asyncio
@@ -9,20 +10,24 @@ import math
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.messages import CompleteEvaluation, EvaluateFunction, ShardOrder
+    from activities.messages import (
+        CompleteEvaluation,
+        EvaluateFunction,
+        EvaluationSummary,
+        ShardOrder,
+    )
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN
     from everburn.evaluation import SHARD_ROWS
+    from workflows.attempts import ONCE, AttemptsUsedUpError, in_attempts, message_of
     from workflows.messages import EvaluationOrder, EvaluationReport
     from workflows.queues import ROLLOUT_QUEUE
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 MAX_SHARDS_IN_FLIGHT = 64
-ATTEMPTS = RetryPolicy(maximum_attempts=3)
 
 
 @workflow.defn
@@ -41,6 +46,7 @@ class Evaluation:
             error = None
         except (Exception, asyncio.CancelledError) as failure:
             error = self._explain(failure, workflow.time() - started)
+            workflow.set_current_details("")
         report = asyncio.create_task(self._report(workflow.time() - started, error))
         await asyncio.shield(report)
 
@@ -51,15 +57,7 @@ class Evaluation:
                 [RUN.value_set(order.run.id), POLICY_VERSION.value_set(order.version)]
             )
         if order.rows == 0:
-            summary = await workflow.execute_activity_method(
-                RolloutActivities.evaluate_function,
-                EvaluateFunction(run=order.run, version=order.version),
-                task_queue=ROLLOUT_QUEUE,
-                start_to_close_timeout=timedelta(seconds=order.timeout),
-                heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                retry_policy=ATTEMPTS,
-                summary=f"evaluation function · policy v{order.version}",
-            )
+            summary = await in_attempts("the evaluation function", self._function)
             self._values = summary.metrics
             return
         slots = asyncio.Semaphore(MAX_SHARDS_IN_FLIGHT)
@@ -72,31 +70,57 @@ class Evaluation:
                 shard.cancel()
             raise
 
+    async def _function(self, tries: int) -> EvaluationSummary:
+        order = self._order
+        summary: EvaluationSummary = await workflow.execute_activity_method(
+            RolloutActivities.evaluate_function,
+            EvaluateFunction(run=order.run, version=order.version, tries=tries),
+            task_queue=ROLLOUT_QUEUE,
+            start_to_close_timeout=timedelta(seconds=order.timeout),
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            retry_policy=ONCE,
+            summary=f"evaluation function · policy v{order.version}",
+        )
+        return summary
+
     async def _shard(self, shard: int, slots: asyncio.Semaphore) -> None:
         order = self._order
         start = shard * SHARD_ROWS
         stop = min(start + SHARD_ROWS, order.rows)
-        async with slots:
+
+        async def evaluate(tries: int) -> None:
             await workflow.execute_activity_method(
                 RolloutActivities.evaluate_shard,
                 ShardOrder(
-                    run=order.run, version=order.version, shard=shard, start=start, stop=stop
+                    run=order.run,
+                    version=order.version,
+                    shard=shard,
+                    start=start,
+                    stop=stop,
+                    tries=tries,
                 ),
                 task_queue=ROLLOUT_QUEUE,
                 start_to_close_timeout=timedelta(seconds=order.timeout),
                 heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                retry_policy=ATTEMPTS,
+                retry_policy=ONCE,
                 summary=f"evaluation rows {start}-{stop - 1} · policy v{order.version}",
             )
+
+        async with slots:
+            await in_attempts(f"rows {start}-{stop - 1}", evaluate)
 
     def _explain(self, failure: BaseException, seconds: float) -> str:
         cancelled = is_cancelled_exception(failure)
         # An activity that the deadline ends says only that it was cancelled.
         late = cancelled and seconds >= self._order.timeout
         if late or isinstance(failure, asyncio.TimeoutError):
-            return f"not finished within evaluation_timeout ({self._order.timeout:g} s)"
+            waits = workflow.get_current_details()
+            text = f"not finished within evaluation_timeout ({self._order.timeout:g} s)"
+            return f"{text}: {waits}" if waits else text
         if cancelled:
             return "cancelled"
+        if isinstance(failure, AttemptsUsedUpError):
+            return message_of(failure.error)
         if isinstance(failure, ActivityError):
             return str(failure.cause)
         raise failure
@@ -117,7 +141,6 @@ class Evaluation:
                 task_queue=ROLLOUT_QUEUE,
                 start_to_close_timeout=timedelta(minutes=5),
                 heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                retry_policy=ATTEMPTS,
                 summary=f"evaluation report · policy v{order.version}",
             )
             metrics = summary.metrics

@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from everburn.config import RunConfig
     from everburn.refs import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
+    from workflows.attempts import MAX_FAILURES, MAX_LOSSES
     from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
     from workflows.prompt_group import OVERTIME, PromptGroup
     from workflows.state import Fatal, GroupOut, RowHistory, RunState
@@ -35,8 +36,8 @@ MAX_GROUPS_OUT = 512
 """Pending children of one workflow; a larger window waits in admission."""
 MAX_WAITING_FOR = 200
 """Characters of what a run waits for, in a record of a standstill."""
-GROUP_LIFETIME_FACTOR = 6
-"""A group's execution timeout in rollout deadlines: room for retries and lost workers."""
+GROUP_LIFETIME_FACTOR = MAX_FAILURES + MAX_LOSSES + 2
+"""A group's execution timeout in rollout deadlines: room for all attempts that count."""
 
 
 class Producer:

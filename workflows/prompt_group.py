@@ -1,7 +1,8 @@
 """PromptGroup: all completions of one row, from fan-out to the group's report.
 
-Owns the retries of a completion and the group's single report. Doesn't own admission or what a
-fate means for the run: that is its parent's, which it reaches by signals to the run's workflow id.
+Owns the fan-out and the group's single report. Doesn't own when a completion is tried again
+(attempts.py), admission, or what a fate means for the run: that is its parent's, which it reaches
+by signals to the run's workflow id.
 """
 
 import asyncio
@@ -9,27 +10,14 @@ import math
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
-from temporalio.exceptions import (
-    ActivityError,
-    ApplicationError,
-    CancelledError,
-    TimeoutError,
-    TimeoutType,
-    is_cancelled_exception,
-)
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import (
-        RECOVERABLE,
-        SNAPSHOT_GONE,
-        WORKER_SHUTDOWN,
-        WORKER_UNFIT,
-    )
     from activities.messages import CompleteGroup, RolloutOrder
     from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
     from everburn.refs import RolloutOutcome
+    from workflows.attempts import ONCE, AttemptsUsedUpError, in_attempts, message_of
     from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
     from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE
 
@@ -38,14 +26,6 @@ HEARTBEAT_TIMEOUT = timedelta(seconds=6)
 a cancelled call runs on. Each beat costs the server 0.4 ms."""
 OVERTIME = timedelta(seconds=60)
 """Beyond its own deadline, before a completion whose code blocks is given up from outside."""
-WORKER_LOST = "WorkerLost"
-MAX_FAILURES = 3
-"""Recoverable failures of a completion before its draw is dropped."""
-MAX_LOSSES = 10
-"""Lost workers before they count as a failure: a row that kills its worker each time must not do so
-for ever, since all that runs beside it dies too."""
-BACKOFF = (1, 2, 4, 8, 15)
-"""Seconds before another try."""
 MAX_ERROR = 120
 """Characters of a failure kept per completion."""
 
@@ -114,37 +94,16 @@ class PromptGroup:
 
     async def _complete(self, completion: int) -> None:
         """One completion to its terminal record, through retries. Raises what is fatal."""
-        failures = losses = missing = 0
-        while True:
-            try:
-                outcome = await self._rollout(completion)
-                break
-            except ActivityError as error:
-                kind = _kind(error)
-                if kind is None:
-                    raise
-                if kind == RECOVERABLE:
-                    failures += 1
-                elif kind == SNAPSHOT_GONE:
-                    # However long its recovery takes, it says nothing about the completion.
-                    missing += 1
-                else:
-                    losses += 1
-                if failures >= MAX_FAILURES or losses >= MAX_LOSSES:
-                    outcome = self._failed(completion, error)
-                    break
-                delay: float = BACKOFF[min(failures + losses + missing, len(BACKOFF)) - 1]
-                if kind == WORKER_LOST:
-                    # Scattered: beside one that kills its worker each time, all would die again.
-                    delay = 0 if losses == 1 else delay * workflow.random().random()
-                if kind != WORKER_SHUTDOWN and delay:
-                    await workflow.sleep(delay, summary=f"completion {completion}: {kind}")
+        try:
+            outcome = await in_attempts(
+                f"completion {completion}", lambda tries: self._rollout(completion, tries)
+            )
+        except AttemptsUsedUpError as used_up:
+            outcome = self._failed(completion, message_of(used_up.error))
         self._outcomes.append(outcome)
         await self._release()
 
-    def _failed(self, completion: int, error: ActivityError) -> RolloutOutcome:
-        cause = error.cause
-        text = getattr(cause, "message", None) or str(cause)
+    def _failed(self, completion: int, text: str) -> RolloutOutcome:
         if self._order.fail_on_failure:
             raise ApplicationError(
                 f"row {self._order.key.cursor} · completion {completion} failed, and "
@@ -153,20 +112,24 @@ class PromptGroup:
             )
         return RolloutOutcome(completion=completion, status="failed", error=text[:MAX_ERROR])
 
-    async def _rollout(self, completion: int) -> RolloutOutcome:
+    async def _rollout(self, completion: int, tries: int) -> RolloutOutcome:
         order = self._order
-        return await workflow.execute_activity_method(
+        outcome: RolloutOutcome = await workflow.execute_activity_method(
             RolloutActivities.rollout,
             RolloutOrder(
-                run=order.run, group=order.key, completion=completion, version=order.version
+                run=order.run,
+                group=order.key,
+                completion=completion,
+                version=order.version,
+                tries=tries,
             ),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=timedelta(seconds=order.rollout_timeout) + OVERTIME,
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            # Retries are decided here, where a lost worker can be told from a failed rollout.
-            retry_policy=RetryPolicy(maximum_attempts=1),
+            retry_policy=ONCE,
             summary=f"row {order.key.text} · completion {completion} · policy v{order.version}",
         )
+        return outcome
 
     async def _complete_group(self) -> GroupReport:
         order = self._order
@@ -216,20 +179,3 @@ class PromptGroup:
         except ApplicationError as error:
             # The run is gone for good; there is nobody left to tell.
             workflow.logger.info("run %s can't be reached: %s", self._order.run.id, error)
-
-
-def _kind(error: ActivityError) -> str | None:
-    """RECOVERABLE, or the name of a loss that says nothing about the task; None if fatal."""
-    cause = error.cause
-    if isinstance(cause, TimeoutError):
-        return WORKER_LOST if cause.type == TimeoutType.HEARTBEAT else RECOVERABLE
-    if isinstance(cause, CancelledError):
-        return None
-    if isinstance(cause, ApplicationError) and cause.type in (
-        RECOVERABLE,
-        SNAPSHOT_GONE,
-        WORKER_SHUTDOWN,
-        WORKER_UNFIT,
-    ):
-        return cause.type
-    return None

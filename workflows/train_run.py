@@ -22,6 +22,7 @@ from temporalio.exceptions import (
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import STORE_FULL
     from activities.messages import Prepared
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
@@ -57,6 +58,8 @@ MAX_HISTORY = 3_000
 every recovery."""
 ENDING = "the run is ending; it saves its final state by itself"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
+FULL_WAIT = timedelta(seconds=5)
+"""Before a task is prepared again for which there was no space."""
 
 
 @workflow.defn
@@ -185,16 +188,23 @@ class TrainRun:
         await self._evaluations.start_first(state.admission.version)
 
     async def _prepare(self) -> Prepared:
-        prepared: Prepared = await workflow.execute_activity_method(
-            RolloutActivities.prepare_task,
-            self._state.run,
-            task_queue=ROLLOUT_QUEUE,
-            start_to_close_timeout=timedelta(minutes=10),
-            heartbeat_timeout=timedelta(seconds=10),
-            retry_policy=PREPARE_ATTEMPTS,
-            summary=f"prepare {self._config.rollout.name}",
-        )
-        return prepared
+        while True:
+            try:
+                prepared: Prepared = await workflow.execute_activity_method(
+                    RolloutActivities.prepare_task,
+                    self._state.run,
+                    task_queue=ROLLOUT_QUEUE,
+                    start_to_close_timeout=timedelta(minutes=10),
+                    heartbeat_timeout=timedelta(seconds=10),
+                    retry_policy=PREPARE_ATTEMPTS,
+                    summary=f"prepare {self._config.rollout.name}",
+                )
+                return prepared
+            except ActivityError as error:
+                if getattr(error.cause, "type", None) != STORE_FULL:
+                    raise
+                text = "the store is full: the rows that the run trains on can't be kept"
+                await workflow.sleep(FULL_WAIT, summary=text)
 
     async def _train(self) -> None:
         state = self._state

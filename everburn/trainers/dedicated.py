@@ -15,7 +15,7 @@ from everburn.config import RunConfig
 from everburn.ledger import AdamParams
 from everburn.provisioning import ResourceRecord, find_resources
 from everburn.refs import RunRef
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, when_there_is_space
 from everburn.trainers import (
     Snapshot,
     TrainerError,
@@ -76,7 +76,14 @@ class DedicatedTrainer(ServerlessTrainer):
             TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
                 be unloaded.
         """
-        return await asyncio.to_thread(cls._open_for, run, config, epoch)
+        trainer = await asyncio.to_thread(cls._open_for, run, config, epoch)
+        holder = Holder(epoch=epoch, job_id=trainer._job, model_id=str(trainer._client.model_id))
+        try:
+            await when_there_is_space(record_holder, ArtifactStore.of(run), holder)
+        except (Exception, asyncio.CancelledError):
+            await trainer.close()
+            raise
+        return trainer
 
     @classmethod
     def _open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
@@ -86,8 +93,6 @@ class DedicatedTrainer(ServerlessTrainer):
             raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
         service, client = cls._connect(store, config, resources, epoch)
         trainer = cls(service, client, config, resources)
-        model_id = str(client.model_id)
-        record_holder(store, Holder(epoch=epoch, job_id=resources.job_id, model_id=model_id))
         try:
             check_capabilities(config, client)
         except TrainerUnfitError:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, when_there_is_space
 from everburn.trainers import Trainer, TrainerStateLostError
 from everburn.trainers.agreement import BEFORE_ANY_COMPLETION
 
@@ -61,7 +61,8 @@ async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint:
     """Keep what the state that has just been saved computes."""
     tokens = recorded_tokens(store) or BEFORE_ANY_COMPLETION
     (logprobs,) = await trainer.forward([tokens])
-    put_fingerprint(store, Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs))
+    fingerprint = Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs)
+    await when_there_is_space(put_fingerprint, store, fingerprint)
 
 
 def put_fingerprint(store: ArtifactStore, fingerprint: Fingerprint) -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from everburn import RecoverableRolloutError
 from everburn.agentic import TraceIntegrityError
+from everburn.evaluation import evaluate_shard, run_evaluation_function
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, RunRef, rollout_key
+from everburn.rollout_runner import RolloutRunner
 from everburn.store import ArtifactStore
 from support.agents import a_run, complete, complete_elsewhere
 from support.emulator import RunningEmulator
@@ -71,3 +73,35 @@ async def test_a_trace_that_was_rejected_is_sampled_afresh(
         outcome = await complete(run)
         assert not outcome.reused
         assert sampled(emulator) - before == 3 + 4
+
+
+async def test_a_held_out_row_goes_on_where_it_failed_and_is_kept(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "raise")) as run:
+        before = sampled(emulator)
+        with pytest.raises(RecoverableRolloutError, match="power"):
+            await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1)
+        await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1, tries=1)
+        assert sampled(emulator) - before == 4
+        store = ArtifactStore.of(run)
+        assert store.keys("evaluations/000000") == ["evaluations/000000/shard-0000.json"]
+
+        await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1, tries=2)
+        assert sampled(emulator) - before == 4
+
+
+async def test_an_evaluation_function_goes_on_where_it_failed_and_is_kept(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
+    fields = {"evaluation": "support.agents:mean_reward", "extras": extras(tmp_path, "raise")}
+    async with a_run(tmp_path, emulator.base_url, **fields) as run:
+        before = sampled(emulator)
+        with pytest.raises(RecoverableRolloutError, match="power"):
+            await run_evaluation_function(RolloutRunner(run), 0)
+        for tries in (1, 2):
+            figures = await run_evaluation_function(RolloutRunner(run), 0, tries)
+            assert figures == {"reward": 1.0}
+            assert sampled(emulator) - before == 8
+        store = ArtifactStore.of(run)
+        assert store.keys("evaluations/000000") == ["evaluations/000000/figures.json"]

@@ -58,6 +58,10 @@ async def block() -> None:
     time.sleep(BLOCKED)  # noqa: ASYNC251
 
 
+async def block_for_ever() -> None:
+    threading.Event().wait()
+
+
 async def raise_in_a_thread() -> None:
     def fail() -> None:
         raise RuntimeError("nobody waits for this thread")
@@ -82,6 +86,7 @@ async def crash() -> None:
 MISCHIEF: dict[str, Callable[[], Awaitable[None]]] = {
     "hang": hang,
     "block": block,
+    "block for ever": block_for_ever,
     "thread": raise_in_a_thread,
     "fail": fail,
     "exit": leave,

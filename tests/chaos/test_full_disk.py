@@ -4,6 +4,8 @@ import pytest
 
 from chaos.harness import Chaos
 
+MORE_THAN_ATTEMPTS = 10
+"""How often there is no space: more often than anything that fails is tried again."""
 WRITES = [
     "before put rollouts/row-000003.0/completion-1.parquet",
     "before put groups/row-000003.0.json",
@@ -17,6 +19,7 @@ WRITES = [
     "before append metrics.jsonl",
     "before put config.json",
     "before put rows.jsonl",
+    "before put evaluations/000002/row-000001.json",
     "before put evaluations/000002/shard-0000.json",
     "before put evaluations/000002.json",
 ]
@@ -26,7 +29,7 @@ WRITES = [
 @pytest.mark.parametrize("write", WRITES)
 async def test_a_full_disk_is_waited_for(chaos: Chaos, write: str) -> None:
     held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
-    chaos.plan(write, "full", times=2)
+    chaos.plan(write, "full", times=MORE_THAN_ATTEMPTS)
     run = await chaos.start(evaluation_dataset=held_out, evaluation_interval=2)
     await chaos.survived(run)
     assert {entry.epoch for entry in run.ledger} == {1}

@@ -6,7 +6,8 @@ import pytest
 
 from chaos.harness import Chaos, Run, process_command
 from chaos.tasks import PLACE
-from workflows.prompt_group import MAX_LOSSES
+from workers.exits import BLOCKED
+from workflows.attempts import MAX_LOSSES
 
 TASK = "chaos.tasks"
 
@@ -58,6 +59,32 @@ async def test_code_that_blocks_keeps_its_activity(chaos: Chaos) -> None:
     await chaos.survived(run)
     assert begun(run) == 1
     assert run.ledger[-1].metrics.get("recovery/rollouts_reused", 0) == 0
+
+
+@pytest.mark.chaos
+async def test_a_worker_that_code_blocks_for_ever_says_where_and_ends(chaos: Chaos) -> None:
+    run = await chaos.start(task=TASK, rollout_timeout=3.0, extras={"mischief": "block for ever"})
+    await chaos.survived(run)
+    assert all(not manifest.lost for manifest in run.groups)
+    assert [death.name for death in chaos.deaths] == ["rollout"]
+    said = chaos.stack.processes.log("rollout").read_text()
+    assert "in block_for_ever" in said and f"exit code {BLOCKED}" in said
+
+
+@pytest.mark.chaos
+async def test_code_that_blocks_its_worker_each_time_is_given_up(chaos: Chaos) -> None:
+    """The others of its worker are finished meanwhile. Each of its attempts takes its deadline, the
+    grace of a blocked loop, and a heartbeat timeout."""
+    run = await chaos.start(
+        task=TASK,
+        rows=4,
+        rollout_timeout=3.0,
+        extras={"mischief": "block for ever", "always": True},
+    )
+    await chaos.survived(run, steps=2, patience=900)
+    lost = [(m.key.cursor, [o.completion for o in m.lost]) for m in run.groups if m.lost]
+    assert lost == [(2, [1])]
+    assert len(chaos.deaths) >= MAX_LOSSES
 
 
 @pytest.mark.chaos

@@ -93,6 +93,12 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     return rollout_fn
 
 
+async def mean_reward(step: int, rollout_fn: Any) -> dict[str, float]:
+    """An evaluation function that calls the agent twice."""
+    rollouts = [await rollout_fn({"ask": ask}) for ask in ("go", "on")]
+    return {"reward": sum(rollout.segments[0].reward for rollout in rollouts) / 2}
+
+
 def make_harness_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     """The stock OpenAI client, three turns; every other answer is streamed. Completions of a row
     wait for each other between their turns."""

@@ -14,6 +14,7 @@ import psutil
 
 from benchmarks import tiny_task
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSample, RolloutSetup
+from support.waiting import until
 
 REAPER = "support.sandboxes:remove"
 
@@ -114,6 +115,12 @@ async def hang(setup: RolloutSetup) -> RolloutRun:
     return await succeed(setup)
 
 
+async def wait(setup: RolloutSetup) -> RolloutRun:
+    """Until there is a file `go` beside the sandboxes."""
+    await until((Path(setup.extras["sandboxes"]) / "go").exists)
+    return await succeed(setup)
+
+
 async def die(setup: RolloutSetup) -> RolloutRun:
     """With the worker, the first time."""
     if len(made_by(Path(setup.extras["sandboxes"]))) == 1:
@@ -126,5 +133,6 @@ ENDS: dict[str, Any] = {
     "drop": drop,
     "fail": fail,
     "hang": hang,
+    "wait": wait,
     "die": die,
 }

@@ -3,20 +3,22 @@
 import asyncio
 
 import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
 
 from everburn import RecoverableRolloutError
+from everburn.entrypoints import EntrypointError
 from everburn.failures import SnapshotGoneError
-from everburn.refs import GroupKey, rollout_key
-from support.farm import Start
+from everburn.refs import GroupKey, group_workflow_id, rollout_key
+from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows import prompt_group
+from workflows import attempts
 from workflows.train_run import TrainRun
 
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_group, "BACKOFF", (0.01,))
+    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
 
 
 async def fail(draw: Draw) -> float:
@@ -42,7 +44,7 @@ async def test_a_missing_snapshot_is_never_a_failure(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """However long a recovery takes: it is tried more often than after any other loss."""
-    monkeypatch.setattr(prompt_group, "MAX_LOSSES", 2)
+    monkeypatch.setattr(attempts, "MAX_LOSSES", 2)
 
     async def play(draw: Draw) -> float:
         if draw.tries < 4:
@@ -56,6 +58,48 @@ async def test_a_missing_snapshot_is_never_a_failure(
     last = run.metrics("producer/event")[-1]
     assert last["producer/trajectory_drops_total"] == 0
     assert last["producer/recoverable_errors_total"] == 0
+
+
+async def test_a_worker_without_the_runs_code_counts_for_nothing(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """It is idle, takes what the busy ones can't, and hands it back, again and again."""
+    monkeypatch.setattr(attempts, "MAX_LOSSES", 2)
+
+    async def play(draw: Draw) -> float:
+        if draw.tries < 4:
+            raise EntrypointError("no module named 'my_task' on worker 17@there")
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=1, on_any_rollout_failure="fail")
+    await run.result()
+    assert run.trained == ["0"]
+    assert all(not group.lost for group in run.groups)
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/recoverable_errors_total"] == 0
+
+
+async def test_a_group_says_that_it_waits_for_a_worker_with_its_code(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attempts, "BACKOFF", (3600,))
+
+    async def play(draw: Draw) -> float:
+        raise EntrypointError("no module named 'my_task' on worker 17@there")
+
+    run = await start_tuned(Script(play), rows=1)
+    group = tunable_farm.client.get_workflow_handle(group_workflow_id(run.id, GroupKey(cursor=0)))
+
+    async def says_so() -> bool:
+        metadata: WorkflowMetadata = await group.query("__temporal_workflow_metadata")
+        details = metadata.current_details
+        return (
+            "waiting for a worker that can import its code" in details
+            and "no module named 'my_task' on worker 17@there" in details
+        )
+
+    await until(lambda: len(run.script.ended) == 2)
+    await until(says_so)
 
 
 async def test_a_draw_that_keeps_failing_is_dropped_and_counted(start_tuned: Start):

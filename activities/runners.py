@@ -1,0 +1,93 @@
+"""The user code of runs, loaded once per process and run.
+
+Owns which runs' code stays loaded, and the end of what is let go: its samplers are closed. Doesn't
+own what runs there (rollouts.py), or the loop it runs on.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from activities.imports import import_all
+from everburn.refs import RunRef
+
+if TYPE_CHECKING:
+    from everburn.rollout_runner import RolloutRunner
+    from everburn.user_loop import UserLoop
+
+MAX_RUNS = 8
+"""Runs whose user code a worker keeps loaded, beyond those that it works for."""
+LOAD_TIMEOUT = 600.0
+"""Seconds that the user's factory may block: as long as preparing a task may take."""
+
+
+def preload() -> None:
+    """Import what the first rollout needs: tokenizers, and the SDK's samplers."""
+    import_all(
+        "everburn.rollout_runner",
+        "transformers:AutoTokenizer",
+        "fireworks.training.sdk:FiretitanSamplingClient",
+        "fireworks.training.sdk:FixedConcurrencyController",
+    )
+
+
+@dataclass(eq=False)
+class _Loaded:
+    task: "asyncio.Task[RolloutRunner]"
+    users: int = 0
+
+    @property
+    def runner(self) -> "RolloutRunner | None":
+        """None while it is loading, and where that has failed."""
+        if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
+            return None
+        return self.task.result()
+
+
+class Runners:
+    """By run, the one used last at the end."""
+
+    def __init__(self, user_loop: "UserLoop") -> None:
+        self._user_loop = user_loop
+        self._loaded: OrderedDict[RunRef, _Loaded] = OrderedDict()
+
+    @asynccontextmanager
+    async def using(self, run: RunRef) -> "AsyncIterator[RolloutRunner]":
+        """The run's user code, which stays loaded for as long as the block runs; a failed load is
+        tried again by the next caller."""
+        loaded = self._loaded.get(run)
+        if loaded is None or (loaded.task.done() and loaded.runner is None):
+            loading = self._user_loop.run(lambda: _load(run), may_block=LOAD_TIMEOUT)
+            loaded = self._loaded[run] = _Loaded(asyncio.create_task(loading))
+        self._loaded.move_to_end(run)
+        loaded.users += 1
+        try:
+            yield await asyncio.shield(loaded.task)
+        finally:
+            loaded.users -= 1
+            self._let_go()
+
+    def close(self) -> None:
+        """Close all of them. On the user loop, once nothing runs there any more."""
+        for loaded in self._loaded.values():
+            if loaded.runner is not None:
+                loaded.runner.close()
+        self._loaded.clear()
+
+    def _let_go(self) -> None:
+        """Of those that nobody uses, close the ones used longest ago."""
+        idle = [run for run, loaded in self._loaded.items() if not loaded.users]
+        for run in idle[: max(0, len(self._loaded) - MAX_RUNS)]:
+            runner = self._loaded.pop(run).runner
+            if runner is not None:
+                self._user_loop.call(runner.close)
+
+
+async def _load(run: RunRef) -> "RolloutRunner":
+    await asyncio.to_thread(preload)
+    from everburn.rollout_runner import RolloutRunner
+
+    return RolloutRunner(run)

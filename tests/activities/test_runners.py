@@ -1,0 +1,91 @@
+"""Whose user code stays loaded, and that what is let go is closed."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from activities import runners as runners_module
+from activities.runners import Runners
+from everburn import rollout_runner
+from everburn.refs import RunRef
+from everburn.user_loop import UserLoop
+from support.waiting import until
+
+loaded: list[str] = []
+closed: list[str] = []
+
+
+class Runner:
+    """In place of a run's user code: there is none of these runs."""
+
+    def __init__(self, run: RunRef) -> None:
+        self.id = run.id
+        loaded.append(self.id)
+        if self.id == "broken" and loaded.count("broken") == 1:
+            raise ImportError("not yet")
+
+    def close(self) -> None:
+        closed.append(self.id)
+
+
+@pytest.fixture
+def user_loop() -> Iterator[UserLoop]:
+    loop = UserLoop("test")
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def runners(user_loop: UserLoop, monkeypatch: pytest.MonkeyPatch) -> Runners:
+    loaded.clear()
+    closed.clear()
+    monkeypatch.setattr(rollout_runner, "RolloutRunner", Runner)
+    monkeypatch.setattr(runners_module, "MAX_RUNS", 2)
+    return Runners(user_loop)
+
+
+def a_run(name: str) -> RunRef:
+    return RunRef(store=str(Path("nowhere")), id=name)
+
+
+async def use(runners: Runners, *names: str) -> None:
+    for name in names:
+        async with runners.using(a_run(name)):
+            pass
+
+
+async def test_the_one_used_longest_ago_is_closed(runners: Runners) -> None:
+    await use(runners, "a", "b", "a", "c")
+    await until(lambda: closed == ["b"])
+    await use(runners, "a", "b")
+    await until(lambda: closed == ["b", "c"])
+    assert loaded == ["a", "b", "c", "b"]
+
+
+async def test_what_is_in_use_stays_until_it_is_idle(runners: Runners) -> None:
+    async with AsyncExitStack() as stack:
+        for name in ("a", "b", "c"):
+            await stack.enter_async_context(runners.using(a_run(name)))
+        await use(runners, "d", "a")
+        await until(lambda: closed == ["d"])
+    await until(lambda: len(closed) == 2)
+    assert loaded == ["a", "b", "c", "d"]
+
+
+@pytest.mark.usefixtures("runners")
+async def test_all_are_closed_at_the_end() -> None:
+    user_loop = UserLoop("test")
+    runners = Runners(user_loop)
+    await use(runners, "a", "b")
+    user_loop.close(runners.close)
+    await until(lambda: closed == ["a", "b"])
+
+
+async def test_what_failed_to_load_is_loaded_by_the_next(runners: Runners) -> None:
+    with pytest.raises(ImportError):
+        await use(runners, "broken")
+    await asyncio.gather(*(use(runners, "broken") for _ in range(3)))
+    assert loaded == ["broken", "broken"]

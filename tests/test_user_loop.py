@@ -1,0 +1,92 @@
+"""The loop of user code: it stays out of its worker's way, and is told when it stands still."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from everburn import user_loop as user_loop_module
+from everburn.user_loop import UserLoop
+from support.waiting import until
+
+
+@pytest.fixture
+def user_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[UserLoop]:
+    monkeypatch.setattr(user_loop_module, "TICK", 0.01)
+    monkeypatch.setattr(user_loop_module, "GRACE", 0.05)
+    monkeypatch.setattr(user_loop_module, "UNASKED", 0.2)
+    loop = UserLoop("test")
+    yield loop
+    loop.close()
+
+
+class Block:
+    """User code that keeps its loop until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.free = threading.Event()
+
+    async def __call__(self) -> None:
+        self.begun.set()
+        self.free.wait(30)
+
+
+@pytest.fixture
+def block() -> Iterator[Block]:
+    blocking = Block()
+    yield blocking
+    blocking.free.set()
+
+
+async def test_code_that_blocks_for_too_long_is_told_with_its_place(
+    user_loop: UserLoop, block: Block
+) -> None:
+    work = asyncio.create_task(user_loop.run(block, may_block=0.1))
+    stack = await asyncio.wait_for(user_loop.blocked(), 10)
+    assert "in __call__" in stack and "self.free.wait(30)" in stack
+    block.free.set()
+    await work
+
+
+async def test_the_longest_that_may_block_counts(user_loop: UserLoop, block: Block) -> None:
+    """Also of what the caller has given up meanwhile: it was there when the loop last turned."""
+    patient = asyncio.create_task(user_loop.run(asyncio.Event().wait, may_block=3600))
+    await asyncio.sleep(0)
+    blocking = asyncio.create_task(user_loop.run(block, may_block=0.1))
+    watching = asyncio.create_task(user_loop.blocked())
+    await until(block.begun.is_set)
+    patient.cancel()
+    done, _ = await asyncio.wait([watching], timeout=0.5)
+    assert not done
+    block.free.set()
+    await blocking
+    watching.cancel()
+
+
+async def test_a_loop_that_turns_is_not_blocked(user_loop: UserLoop) -> None:
+    async def work() -> None:
+        for _ in range(20):
+            time.sleep(0.03)  # noqa: ASYNC251 - user code does such things
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(user_loop.blocked())
+    await user_loop.run(work, may_block=0.1)
+    assert not watching.done()
+    watching.cancel()
+
+
+async def test_what_nobody_waits_for_may_block_for_a_while_only(
+    user_loop: UserLoop, block: Block
+) -> None:
+    async def start() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.05, lambda: loop.create_task(block()))
+
+    begun = time.monotonic()
+    await user_loop.run(start)
+    await until(block.begun.is_set)
+    await asyncio.wait_for(user_loop.blocked(), 10)
+    assert time.monotonic() - begun >= user_loop_module.UNASKED

@@ -1,0 +1,117 @@
+"""Attempts at an activity that runs user code: a completion's, a shard's of an evaluation.
+
+Owns the failure policy: how an activity has ended, what counts against it, when it is begun again.
+Doesn't own what follows once its attempts are used up (prompt_group.py, evaluation.py).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    CancelledError,
+    TimeoutError,
+    TimeoutType,
+)
+
+with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import (
+        RECOVERABLE,
+        SNAPSHOT_GONE,
+        STORE_FULL,
+        WORKER_SHUTDOWN,
+        WORKER_UNFIT,
+    )
+
+T = TypeVar("T")
+
+ONCE = RetryPolicy(maximum_attempts=1)
+"""Of such an activity: only here can a lost worker be told from a failed rollout."""
+WORKER_LOST = "WorkerLost"
+MAX_FAILURES = 3
+"""Recoverable failures before it is given up."""
+MAX_LOSSES = 10
+"""Lost workers before they count as a failure: a row that kills its worker each time must not do so
+for ever, since all that runs beside it dies too."""
+BACKOFF = (1, 2, 4, 8, 15, 30, 60)
+"""Seconds before another attempt."""
+LONGEST_AFTER_LOSS = 15
+WAITS_FOR = {
+    SNAPSHOT_GONE: "its policy version to be served again",
+    STORE_FULL: "space in the store",
+    WORKER_UNFIT: "a worker that can import its code",
+    WORKER_SHUTDOWN: "another worker",
+}
+"""What says nothing about the task, however often it happens."""
+MAX_ERROR = 120
+"""Characters of a failure that are shown beside what is waited for."""
+
+
+class AttemptsUsedUpError(Exception):
+    """It has failed as often as it may; `error` is the last failure."""
+
+    def __init__(self, error: ActivityError) -> None:
+        super().__init__(str(error.cause))
+        self.error = error
+
+
+async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
+    """The result of an activity, begun as often as it takes; `begin` gets the number of earlier
+    attempts.
+
+    Raises:
+        ActivityError: fatal, or cancelled.
+        AttemptsUsedUpError
+    """
+    failures = losses = waits = 0
+    while True:
+        try:
+            return await begin(failures + losses + waits)
+        except ActivityError as error:
+            kind = _kind(error)
+            if kind == RECOVERABLE:
+                failures += 1
+            elif kind == WORKER_LOST:
+                losses += 1
+            elif kind in WAITS_FOR:
+                waits += 1
+            else:
+                raise
+            if failures >= MAX_FAILURES or losses >= MAX_LOSSES:
+                raise AttemptsUsedUpError(error) from error
+            delay: float = BACKOFF[min(failures + losses + waits, len(BACKOFF)) - 1]
+            if kind == WORKER_LOST:
+                # Scattered: beside one that kills its worker each time, all would die again.
+                spread = min(delay, LONGEST_AFTER_LOSS) * workflow.random().random()
+                delay = 0 if losses == 1 else spread
+            if kind != WORKER_SHUTDOWN and delay:
+                await _back_off(delay, what, kind, error)
+
+
+async def _back_off(delay: float, what: str, kind: str, error: ActivityError) -> None:
+    if kind not in WAITS_FOR:
+        await workflow.sleep(delay, summary=f"{what}: {kind}")
+        return
+    text = f"{what}: waiting for {WAITS_FOR[kind]}: {message_of(error)[:MAX_ERROR]}"
+    workflow.logger.info(text)
+    workflow.set_current_details(text)
+    await workflow.sleep(delay, summary=text)
+    workflow.set_current_details("")
+
+
+def message_of(error: ActivityError) -> str:
+    """What the activity said."""
+    return getattr(error.cause, "message", None) or str(error.cause)
+
+
+def _kind(error: ActivityError) -> str | None:
+    """RECOVERABLE, or the name of what says nothing about the task; None if fatal."""
+    cause = error.cause
+    if isinstance(cause, TimeoutError):
+        return WORKER_LOST if cause.type == TimeoutType.HEARTBEAT else RECOVERABLE
+    if isinstance(cause, CancelledError) or not isinstance(cause, ApplicationError):
+        return None
+    return cause.type if cause.type == RECOVERABLE or cause.type in WAITS_FOR else None
