@@ -3,6 +3,7 @@
 Owns its first import and the rule about keys. Doesn't own what is done with it.
 """
 
+import asyncio
 import logging
 import os
 
@@ -35,6 +36,7 @@ def import_hud() -> None:
     settings.api_key = hud_key()
     # Every environment says when it is up: thousands of lines in a worker's log.
     logging.getLogger("hud.environment").setLevel(logging.WARNING)
+    logging.getLogger("asyncio").addFilter(_is_news)
 
 
 def hud_key() -> str | None:
@@ -49,3 +51,10 @@ def require_hud_key(what: str) -> None:
             f"{what} is on the HUD platform: set {HUD_KEY_ENV} where the workers run, or put it "
             "into a .env file there"
         )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Python 3.11 logs an error for each connection whose handler is cancelled, which is how HUD
+    ends every environment."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is not asyncio.CancelledError or "connection_made" not in record.getMessage()

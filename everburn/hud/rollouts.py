@@ -5,7 +5,6 @@ kept of it, and the ids it has on the HUD platform. Doesn't own agents (agent.py
 (environments.py), or how calls become segments (agentic/assembly.py).
 """
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -20,13 +19,12 @@ from everburn.agentic.assembly import Assembled, Call, assemble
 from everburn.config import Entrypoint
 from everburn.entrypoints import call
 from everburn.hud.agent import PolicyAgent, Witness
-from everburn.hud.environments import Isolation, place
+from everburn.hud.environments import MAX_ENVIRONMENTS, Isolation, place
 from everburn.hud.package import hud_key
 from everburn.hud.prompts import make_format
 from everburn.rollouts import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
 from everburn.sampling import CompletionScope, current_scope
 
-MAX_ENVIRONMENTS = 64
 SAMPLING_TIMEOUT = 600.0
 """Seconds."""
 _IDS = uuid.UUID("8d0f6bd2-6f0c-4e0b-9a3c-0d0a8f5d7c11")
@@ -44,7 +42,7 @@ def make_rollout_fn(
     env_path: str | None = None,
     environment: str | None = None,
     hosted: bool = False,
-    isolation: Isolation = "shared",
+    isolation: Isolation = "thread",
     renderer: str | None = None,
     agent: str | None = None,
     max_environments: int = MAX_ENVIRONMENTS,
@@ -52,22 +50,24 @@ def make_rollout_fn(
 ) -> RolloutFn:
     """Rollouts of HUD tasks.
 
-    env_path, environment, hosted, isolation: see environments.place. renderer: see
-    prompts.make_format. agent: `module:function`, called with `setup`, that returns a HUD
-    agent to use in place of the one-turn agent; what it samples by `setup.sampler` it records as
-    the `sample` of an AgentStep. max_environments: that run at once in this worker, whatever has
-    been admitted. sampling_timeout: seconds for one sample of the one-turn agent.
+    env_path, environment, hosted, isolation, max_environments (in this worker, whatever has been
+    admitted): see environments.place. renderer: see prompts.make_format. agent:
+    `module:function`, called with `setup`, that returns a HUD agent to use in place of the
+    one-turn agent; what it samples by `setup.sampler` it records as the `sample` of an AgentStep.
+    sampling_timeout: seconds for one sample of the one-turn agent.
 
     Raises:
         PlacementError, FormatError, HudKeyMissingError, EntrypointError, ValueError
     """
-    if max_environments < 1:
-        raise ValueError(f"max_environments is {max_environments}; it must be at least 1")
     placement = place(
-        env_path=env_path, environment=environment, hosted=hosted, isolation=isolation
+        setup.resources,
+        env_path=env_path,
+        environment=environment,
+        hosted=hosted,
+        isolation=isolation,
+        max_environments=max_environments,
     )
     policy = _agent(setup, agent, renderer, sampling_timeout)
-    slots = asyncio.Semaphore(max_environments)
     announced: set[str] = set()
 
     async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
@@ -77,15 +77,14 @@ def make_rollout_fn(
         if hud_key() is not None and ids.job not in announced:
             announced.add(ids.job)
             await job_enter(ids.job, name=ids.run, group=setup.completions_per_prompt)
-        async with slots:
-            run = await rollout(
-                task,
-                witness,
-                runtime=placement,
-                job_id=ids.job,
-                group_id=ids.group,
-                trace_id=ids.trace,
-            )
+        run = await rollout(
+            task,
+            witness,
+            runtime=placement,
+            job_id=ids.job,
+            group_id=ids.group,
+            trace_id=ids.trace,
+        )
         if witness.error is not None:
             # What it was decides whether the completion is tried again.
             raise witness.error

@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hud import Environment
 from hud.agents.base import Agent
 from hud.agents.types import AgentStep
 from hud.agents.types import Sample as HudSample
@@ -13,6 +15,7 @@ from hud.eval.run import Run
 
 from everburn.failures import classify
 from everburn.hud.agent import PolicyAgent
+from everburn.hud.local import NAME
 from everburn.hud.prompts import make_format
 from everburn.hud.rollouts import HudRunFailedError
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
@@ -214,6 +217,110 @@ async def test_a_blocking_grader_holds_up_neither_sampling_nor_the_rollouts_loop
     assert run.segments[0].reward == 0.5
 
 
+class Slow(PolicyAgent):
+    """Takes a second, and begins it once another environment's grader blocks."""
+
+    blocks: Path
+
+    async def __call__(self, run: Run) -> None:
+        if run.prompt == "slow":
+            await until(self.blocks.exists)
+            await asyncio.sleep(1)
+        await super().__call__(run)
+
+
+def slow(setup: RolloutSetup) -> Agent:
+    return Slow(setup.sampler, make_format("plain", setup.tokenizer), 60)
+
+
+async def test_a_blocking_grader_ends_nobody_elses_run(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HUD gives an environment up that doesn't answer for five seconds, every two minutes."""
+    monkeypatch.setattr("hud.clients.client._CONTROL_HEARTBEAT_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr("hud.clients.client._CONTROL_HEARTBEAT_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(Slow, "blocks", tmp_path / "blocks", raising=False)
+    tasks = [a_task("blocking_grader", folder=str(tmp_path)), a_task("variety", start="slow")]
+    runner = await runs.runner(tasks, env_path=ENV, agent=f"{__name__}:slow")
+    other = asyncio.create_task(complete(runner, GroupKey(cursor=1)))
+    blocked = asyncio.create_task(complete(runner))
+    try:
+        record, _ = await other
+        assert record.prompt == "slow" and not blocked.done()
+    finally:
+        (tmp_path / "go on").touch()
+    await blocked
+
+
+class Pairs(PolicyAgent):
+    """Samples once another environment is up."""
+
+    barrier: asyncio.Barrier
+
+    async def __call__(self, run: Run) -> None:
+        await asyncio.wait_for(self.barrier.wait(), 60)
+        await super().__call__(run)
+
+
+def pairs(setup: RolloutSetup) -> Agent:
+    return Pairs(setup.sampler, make_format("plain", setup.tokenizer), 60)
+
+
+@pytest.mark.parametrize(("isolation", "threads"), [("thread", 2), ("shared", 1)])
+async def test_environments_have_threads_of_their_own_unless_they_share_one(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, isolation: str, threads: int
+) -> None:
+    monkeypatch.setattr(Pairs, "barrier", asyncio.Barrier(2), raising=False)
+    tasks = [a_task("where", start=start) for start in "ab"]
+    runner = await runs.runner(tasks, env_path=ENV, agent=f"{__name__}:pairs", isolation=isolation)
+    done = await asyncio.gather(*(complete(runner, GroupKey(cursor=n)) for n in range(2)))
+    found = {run.info["thread"] for _, run in done}
+    assert len(found) == threads and threading.get_ident() not in found
+
+
+_one = Environment("counting")
+
+
+@_one.template()
+async def variety(start: str) -> AsyncIterator[Any]:
+    await asyncio.sleep(0.05)
+    yield start
+    yield 1.0
+
+
+def always_the_same() -> Environment:
+    return _one
+
+
+async def test_an_environment_that_all_tasks_share_serves_one_at_a_time(runs: Runs) -> None:
+    running = most = 0
+
+    async def up() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+
+    async def down() -> None:
+        nonlocal running
+        running -= 1
+
+    _one.initialize(up)
+    _one.shutdown(down)
+    tasks = [a_task("variety", start=start) for start in "abcd"]
+    runner = await runs.runner(tasks, environment=f"{__name__}:always_the_same")
+    await asyncio.gather(*(complete(runner, GroupKey(cursor=n)) for n in range(4)))
+    assert (most, running) == (1, 0)
+
+
+async def test_threads_of_environments_end_with_them(runs: Runs) -> None:
+    before = set(threading.enumerate())
+    runner = await runs.runner([a_task("variety", start="ab")], env_path=ENV)
+    await complete(runner)
+    await until(
+        lambda: not [t for t in threading.enumerate() if t.name == NAME and t not in before]
+    )
+
+
 class Together(PolicyAgent):
     """Samples once as many environments are up as the test wants at once."""
 
@@ -276,12 +383,6 @@ async def test_a_grader_that_exits_ends_its_own_rollout_only(runs: Runs) -> None
     with pytest.raises(HudRunFailedError):
         await asyncio.wait_for(runner.complete(FIRST, 0, 0), 30)
     await complete(runner, GroupKey(cursor=1))
-
-
-async def test_environments_in_processes_of_their_own(runs: Runs) -> None:
-    runner = await runs.runner([a_task("variety", start="ab")], env_path=ENV, isolation="process")
-    _, run = await complete(runner)
-    assert run.info["got"] == len(set(run.answer or ""))
 
 
 async def test_without_a_key_nothing_leaves_the_machine(

@@ -1,11 +1,13 @@
 """A HUD environment as its users write them; it knows nothing of Everburn."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 
 from hud import Environment
 from hud.graders import EvaluationResult
+from hud.settings import settings
 from letters import distinct  # a sibling, as HUD lets it be imported
 
 env = Environment(name="counting")
@@ -66,3 +68,11 @@ async def leaving_grader():
     yield "ab"
     sys.exit(3)
     yield
+
+
+@env.template()
+async def where(start: str):
+    """Tells on which thread it runs, and whose key hud has there."""
+    yield start
+    info = {"thread": threading.get_ident(), "key": settings.api_key}
+    yield EvaluationResult(reward=1.0, info=info)

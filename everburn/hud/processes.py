@@ -1,0 +1,133 @@
+"""HUD environments in processes of their own.
+
+Owns the process of an environment and its end, also where the worker that started it is dead: it
+is registered as a resource of its completion before it is started, and found by a mark that it
+and whatever it starts have in their environment. Doesn't own what runs in it (served.py).
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import psutil
+from hud.environment.server import PORT_ANNOUNCEMENT
+from hud.eval import Runtime, Task
+from hud.utils.process import create_process_group_exec, finish_output, stream_output
+
+from everburn.resources import Resources
+
+MARK_ENV = "EVERBURN_HUD_ENVIRONMENT"
+REAPER = "everburn.hud.processes:end"
+START_TIMEOUT = 120.0
+"""Seconds until an environment serves; HUD's own."""
+STOP_TIMEOUT = 10.0
+"""Seconds for its shutdown, before it is killed."""
+LONGEST_LINE = 2**20
+"""Bytes."""
+
+
+class EnvironmentStartError(RuntimeError):
+    """An environment's process that doesn't come to serve."""
+
+
+class ElsewhereError(RuntimeError):
+    """A process that only its own machine can look for."""
+
+
+class ProcessEnvironments:
+    """The environments of a .py file or folder, each served by a process of its own, which starts
+    in the source's folder."""
+
+    def __init__(self, source: Path, resources: Resources) -> None:
+        self._source = source
+        self._resources = resources
+
+    @asynccontextmanager
+    async def __call__(self, task: Task) -> AsyncIterator[Runtime]:
+        if task.runtime_config is not None:
+            raise ValueError("a task with a runtime_config can't run in a local process")
+        mark = uuid.uuid4().hex
+        await self._resources.register(REAPER, mark=mark, host=socket.gethostname())
+        process = await create_process_group_exec(
+            *(sys.executable, "-m", "everburn.hud.served", str(self._source), "--env", task.env),
+            term_timeout=STOP_TIMEOUT,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=self._source if self._source.is_dir() else self._source.parent,
+            env=os.environ | {MARK_ENV: mark},
+            limit=LONGEST_LINE,
+        )
+        output = process.stdout
+        assert output is not None
+        drain: asyncio.Task[None] | None = None
+        try:
+            port = await self._port(output)
+            drain = asyncio.create_task(stream_output(output, sys.stderr))
+            yield Runtime(f"tcp://127.0.0.1:{port}")
+        finally:
+            await process.terminate()
+            if drain is not None:
+                await finish_output(drain)
+
+    async def _port(self, output: asyncio.StreamReader) -> int:
+        """Where it serves, as soon as it says so; what else it says goes to the worker's log.
+
+        Raises:
+            EnvironmentStartError: with the end of what it said.
+        """
+        said: deque[str] = deque(maxlen=50)
+        problem = "ended before it served"
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                while line := (await output.readline()).decode(errors="replace"):
+                    _, announced, port = line.partition(PORT_ANNOUNCEMENT)
+                    if announced:
+                        return int(port)
+                    sys.stderr.write(line)
+                    said.append(line)
+        except TimeoutError:
+            problem = f"doesn't serve after {START_TIMEOUT:g} s"
+        told = "".join(said).strip() or "(it said nothing)"
+        raise EnvironmentStartError(f"the environment of {self._source} {problem}:\n{told}")
+
+
+def end(mark: str, host: str) -> None:
+    """The reaper: end what has a mark, the environment's shutdown first.
+
+    Raises:
+        ElsewhereError: it was started on another machine.
+    """
+    here = socket.gethostname()
+    if host != here:
+        raise ElsewhereError(f"it runs on {host}, and this is {here}: run `everburn reap` there")
+    deadline = time.monotonic() + STOP_TIMEOUT
+    for process in marked(mark):
+        _unless_gone(process.terminate)
+    while left := list(marked(mark)):
+        if time.monotonic() > deadline:
+            for process in left:
+                _unless_gone(process.kill)
+        time.sleep(0.05)
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """The processes of this machine that have a mark, but for those that have ended."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK_ENV) == mark:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+
+
+def _unless_gone(action: Callable[[], None]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        action()
