@@ -24,6 +24,11 @@ from everburn.trainers import (
     TrainerUnavailableError,
     TrainerUnfitError,
 )
+from everburn.trainers.attached import (
+    begins_as_found,
+    require_base_model,
+    require_nothing_saved,
+)
 from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
@@ -40,14 +45,15 @@ UNLOAD_TIMEOUT = 60.0
 """Seconds for an earlier holder's model to be unloaded, its running operation included."""
 NO_STEP = AdamParams(
     learning_rate=0.0,
-    beta1=0.9,
-    beta2=0.95,
+    beta1=0.999999,
+    beta2=0.999999,
     eps=1e-8,
     weight_decay=0.0,
     grad_clip_norm=0.0,
     normalization="none",
 )
-"""Consumes accumulated gradients and leaves weights as they are; Adam's moments it spoils."""
+"""Consumes accumulated gradients and leaves weights as they are. To Adam's moments it adds a
+millionth of the gradient, and to its count of steps one."""
 
 
 class DedicatedTrainer(ServerlessTrainer):
@@ -75,15 +81,26 @@ class DedicatedTrainer(ServerlessTrainer):
         Raises:
             TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
                 be unloaded.
+            TrainerUnfitError: the run would begin with what others have left on the job.
         """
-        return await asyncio.to_thread(cls._open_for, run, config, epoch)
-
-    @classmethod
-    def _open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
         store = ArtifactStore.of(run)
         resources = find_resources(store)
         if resources is None:
             raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
+        trainer = await asyncio.to_thread(cls._open_for, store, config, epoch, resources)
+        if begins_as_found(store, config, resources):
+            try:
+                await require_base_model(trainer, trainer._hotloader, config, resources.job_id)
+                await trainer._drop_gradients()
+            except Exception:
+                await trainer.close()
+                raise
+        return trainer
+
+    @classmethod
+    def _open_for(
+        cls, store: ArtifactStore, config: RunConfig, epoch: int, resources: ResourceRecord
+    ) -> "DedicatedTrainer":
         service, client = cls._connect(store, config, resources, epoch)
         trainer = cls(service, client, config, resources)
         model_id = str(client.model_id)
@@ -102,14 +119,17 @@ class DedicatedTrainer(ServerlessTrainer):
         from fireworks.training.sdk import TrainerJobManager
 
         key, service = api_key(config), None
+        earlier = earlier_holders(store, resources.job_id, epoch)
         try:
+            if not earlier and begins_as_found(store, config, resources):
+                require_nothing_saved(config, resources.job_id)
             with TrainerJobManager(api_key=key, base_url=api_root(config)) as jobs:
                 # A look: the job was ready a moment ago.
                 endpoint = jobs.wait_for_ready(
                     resources.job_id, poll_interval_s=0.1, timeout_s=5, pending_timeout_s=5
                 )
             service = open_service(endpoint.base_url, key)
-            for holder in earlier_holders(store, resources.job_id, epoch):
+            for holder in earlier:
                 _shut_out(service, holder, config, resources)
             client = service.create_training_client(
                 base_model=config.base_model,
@@ -120,7 +140,7 @@ class DedicatedTrainer(ServerlessTrainer):
         except Exception as error:
             if service is not None:
                 service.close()
-            if isinstance(error, TrainerUnavailableError):
+            if isinstance(error, TrainerError):
                 raise
             raise translated(
                 error,
@@ -139,8 +159,8 @@ class DedicatedTrainer(ServerlessTrainer):
         await super().load_checkpoint(path)
 
     async def _drop_gradients(self) -> None:
-        """Whatever is accumulated, by whomever: loading a state may leave it there. The moments
-        that this spoils are loaded next."""
+        """Whatever is accumulated, by whomever: loading a state may leave it there. Where a state
+        is loaded next, it brings its own moments and count."""
         try:
             await self.optim_step(NO_STEP)
         except TrainerRejectedError as error:
