@@ -35,7 +35,7 @@ async def check_served(
         TrainerStateLostError: the snapshot isn't served.
     """
     own, served = await trainer.score_twice(snapshot, tokens)
-    gap = _mean_gap(own[first - 1 :], served[first - 1 :])
+    gap = mean_gap(own[first - 1 :], served[first - 1 :])
     if not gap <= tolerance:
         raise PublicationMismatchError(
             f"{snapshot.path} doesn't serve what was trained: over {len(tokens) - first} tokens of "
@@ -71,6 +71,7 @@ def _first_submission(store: ArtifactStore, version: int, epoch: int) -> Submiss
     return None if found is None else SubmissionManifest.model_validate(found)
 
 
-def _mean_gap(own: Sequence[float], served: Sequence[float]) -> float:
+def mean_gap(own: Sequence[float], served: Sequence[float]) -> float:
+    """The mean absolute difference of log-probabilities, in nats."""
     gaps = [abs(a - b) for a, b in zip(own, served, strict=True)]
     return math.fsum(gaps) / len(gaps)

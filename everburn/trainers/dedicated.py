@@ -24,11 +24,21 @@ from everburn.trainers import (
     TrainerUnavailableError,
     TrainerUnfitError,
 )
+from everburn.trainers.attached import (
+    begins_as_found,
+    require_base_model,
+    require_nothing_saved,
+)
 from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
 from everburn.trainers.hotload import Hotloader
-from everburn.trainers.serverless import ServerlessTrainer, listed, open_service
+from everburn.trainers.serverless import (
+    OPEN_TIMEOUT,
+    ServerlessTrainer,
+    listed,
+    open_service,
+)
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
@@ -40,14 +50,15 @@ UNLOAD_TIMEOUT = 60.0
 """Seconds for an earlier holder's model to be unloaded, its running operation included."""
 NO_STEP = AdamParams(
     learning_rate=0.0,
-    beta1=0.9,
-    beta2=0.95,
+    beta1=0.999999,
+    beta2=0.999999,
     eps=1e-8,
     weight_decay=0.0,
     grad_clip_norm=0.0,
     normalization="none",
 )
-"""Consumes accumulated gradients and leaves weights as they are; Adam's moments it spoils."""
+"""Consumes accumulated gradients and leaves weights as they are. To Adam's moments it adds a
+millionth of the gradient, and to its count of steps one."""
 
 
 class DedicatedTrainer(ServerlessTrainer):
@@ -75,22 +86,36 @@ class DedicatedTrainer(ServerlessTrainer):
         Raises:
             TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
                 be unloaded.
+            TrainerUnfitError: the run would begin with what others have left on the job.
         """
-        trainer = await asyncio.to_thread(cls._open_for, run, config, epoch)
-        holder = Holder(epoch=epoch, job_id=trainer._job, model_id=str(trainer._client.model_id))
+        store = ArtifactStore.of(run)
+        resources = find_resources(store)
+        if resources is None:
+            raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
+        opening = asyncio.to_thread(cls._open_for, store, config, epoch, resources)
         try:
-            await when_there_is_space(record_holder, ArtifactStore.of(run), holder)
+            trainer = await asyncio.wait_for(opening, OPEN_TIMEOUT)
+        except TimeoutError:
+            raise TrainerUnavailableError(
+                f"no session on trainer job {resources.job_id} within {OPEN_TIMEOUT:g} s"
+            ) from None
+        holder = Holder(
+            epoch=epoch, job_id=resources.job_id, model_id=str(trainer._client.model_id)
+        )
+        try:
+            await when_there_is_space(record_holder, store, holder)
+            if begins_as_found(store, config, resources):
+                await require_base_model(trainer, trainer._hotloader, config, resources.job_id)
+                await trainer._drop_gradients()
         except (Exception, asyncio.CancelledError):
             await trainer.close()
             raise
         return trainer
 
     @classmethod
-    def _open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
-        store = ArtifactStore.of(run)
-        resources = find_resources(store)
-        if resources is None:
-            raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
+    def _open_for(
+        cls, store: ArtifactStore, config: RunConfig, epoch: int, resources: ResourceRecord
+    ) -> "DedicatedTrainer":
         service, client = cls._connect(store, config, resources, epoch)
         trainer = cls(service, client, config, resources)
         try:
@@ -107,15 +132,18 @@ class DedicatedTrainer(ServerlessTrainer):
         from fireworks.training.sdk import TrainerJobManager
 
         service = None
+        earlier = earlier_holders(store, resources.job_id, epoch)
         try:
             key = api_key(config)
+            if not earlier and begins_as_found(store, config, resources):
+                require_nothing_saved(config, resources.job_id)
             with TrainerJobManager(api_key=key, base_url=api_root(config)) as jobs:
                 # A look: the job was ready a moment ago.
                 endpoint = jobs.wait_for_ready(
                     resources.job_id, poll_interval_s=0.1, timeout_s=5, pending_timeout_s=5
                 )
             service = open_service(endpoint.base_url, key)
-            for holder in earlier_holders(store, resources.job_id, epoch):
+            for holder in earlier:
                 _shut_out(service, holder, config, resources)
             client = service.create_training_client(
                 base_model=config.base_model,
@@ -145,8 +173,8 @@ class DedicatedTrainer(ServerlessTrainer):
         await super().load_checkpoint(path)
 
     async def _drop_gradients(self) -> None:
-        """Whatever is accumulated, by whomever: loading a state may leave it there. The moments
-        that this spoils are loaded next."""
+        """Whatever is accumulated, by whomever: loading a state may leave it there. Where a state
+        is loaded next, it brings its own moments and count."""
         try:
             await self.optim_step(NO_STEP)
         except TrainerRejectedError as error:

@@ -14,7 +14,7 @@ from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.store import ArtifactStore, when_there_is_space
 from everburn.trainers import Trainer, TrainerStateLostError
-from everburn.trainers.agreement import BEFORE_ANY_COMPLETION
+from everburn.trainers.agreement import BEFORE_ANY_COMPLETION, mean_gap
 
 HOLDERS = "holders"
 FINGERPRINTS = "fingerprints"
@@ -80,8 +80,7 @@ async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: 
         return
     fingerprint = Fingerprint.model_validate(found)
     (logprobs,) = await trainer.forward([fingerprint.tokens])
-    pairs = zip(fingerprint.logprobs, logprobs, strict=True)
-    gap = sum(abs(was - now) for was, now in pairs) / len(logprobs)
+    gap = mean_gap(fingerprint.logprobs, logprobs)
     if not gap <= TOLERANCE:
         raise TrainerStateLostError(
             f"after {checkpoint} was loaded, log-probabilities differ by {gap:.3g} nats on average "

@@ -9,6 +9,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
 from backends.conftest import Run, Service, a_config
+from everburn.checkpoints import find_checkpoint
 from everburn.emulator.base_model import TINY
 from everburn.publications import current_publication
 from support.waiting import until
@@ -349,6 +350,41 @@ async def test_a_new_holder_starts_from_what_was_saved_and_nothing_else(
     assert run.ledger[-1].epoch == 2
     service.admin("unknowns")
     assert (await run.verified()).steps == 4
+
+
+async def test_a_run_does_not_begin_where_an_earlier_one_has_trained(
+    service: Service, tmp_path: Path
+) -> None:
+    """Both are attached to one job, whose models share weights, optimizer and gradients."""
+    service.admin("unknowns", **WORST)
+    with jobs(service) as manager:
+        manager.create_and_wait(
+            TrainerJobConfig(
+                base_model=TINY,
+                lora_rank=0,
+                requested_job_id="theirs",
+                auto_select_training_shape=True,
+            )
+        )
+    attached = FULL | {"trainer": {"job_id": "theirs"}}
+    first = await service.start(tmp_path, **attached)
+    assert (await first.result()).steps == 2
+    second = await service.start(tmp_path, **attached)
+    failure = await second.failure()
+    assert (
+        "job theirs trains all parameters, and an earlier model of it has saved" in failure.message
+    )
+    assert "Give init_from_checkpoint" in failure.message
+    assert second.store.keys("checkpoints") == []
+    assert second.resources.deployment_id not in service.state["deployments"]
+
+    start = find_checkpoint(first.store, 0)
+    assert start is not None
+    third = await service.start(tmp_path, init_from_checkpoint=start.path, **attached)
+    assert (await third.result()).steps == 2
+    service.admin("unknowns")
+    for run in (first, third):
+        assert (await run.verified()).steps == 2
 
 
 def test_the_configuration_is_all_that_differs(tmp_path: Path) -> None:

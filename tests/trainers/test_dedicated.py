@@ -2,32 +2,24 @@
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
 from activities.trainer_operations import load_checkpoint, save_checkpoint
-from everburn.config import RunConfig, parse_config
 from everburn.emulator.base_model import TINY
-from everburn.learning.datums import Datum, build_datum
 from everburn.provisioning import find_resources
-from everburn.refs import RunRef
-from everburn.rollouts import RolloutSample
-from everburn.run_folder import Owner, create_run_folder
-from everburn.store import ArtifactStore
 from everburn.trainers import (
     PromotionError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
-from everburn.trainers.jobs import RunResources
 from everburn.trainers.lease import Lease
 from support.emulator import RunningEmulator, running_emulator
-from support.sessions import ADAM
+from support.places import Place
+from support.sessions import ADAM, a_datum
 
 
 @pytest.fixture(scope="module")
@@ -44,28 +36,6 @@ def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
     own_emulator.admin("POST", "capacity", {})
 
 
-class Place:
-    """A run's folder with a configuration in it."""
-
-    def __init__(self, emulator: RunningEmulator, folder: Path, **fields: Any) -> None:
-        values = {
-            "rollout": "task:make",
-            "dataset": "rows.jsonl",
-            "base_model": TINY,
-            "lora_rank": 0,
-            "backend": "emulator-dedicated",
-            "base_url": emulator.url,
-        }
-        self.config: RunConfig = parse_config(values | fields)
-        self.run = RunRef(store=str(folder), id="run")
-        self.store = ArtifactStore.of(self.run)
-        create_run_folder(self.run, self.config, Owner(chain=str(folder)))
-        self.resources = RunResources(self.run, self.config)
-
-    async def open(self, epoch: int) -> DedicatedTrainer:
-        return await DedicatedTrainer.open_for(self.run, self.config, epoch)
-
-
 @pytest.fixture
 async def place(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Place]:
     """With a running job and a ready deployment."""
@@ -73,13 +43,6 @@ async def place(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Plac
     assert place.resources.advance().stage == "ready"
     yield place
     place.resources.clean_up()
-
-
-def a_datum(advantage: float = 1.0) -> Datum:
-    sample = RolloutSample(
-        tokens=[2, 3, 4, 5], logprobs=[0.0, 0.0, -4.0, -4.0], loss_mask=[0, 0, 1, 1], reward=1.0
-    )
-    return build_datum(sample, advantage)
 
 
 async def test_what_is_published_is_served(place: Place) -> None:

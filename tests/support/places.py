@@ -1,0 +1,35 @@
+"""A run on a dedicated trainer without its workflow: its folder, its job, its sessions."""
+
+from pathlib import Path
+from typing import Any
+
+from everburn.config import RunConfig, parse_config
+from everburn.emulator.base_model import TINY
+from everburn.refs import RunRef
+from everburn.run_folder import Owner, create_run_folder
+from everburn.store import ArtifactStore
+from everburn.trainers.dedicated import DedicatedTrainer
+from everburn.trainers.jobs import RunResources
+from support.emulator import RunningEmulator
+
+
+class Place:
+    """A run's folder with a configuration in it."""
+
+    def __init__(self, emulator: RunningEmulator, folder: Path, **fields: Any) -> None:
+        values = {
+            "rollout": "task:make",
+            "dataset": "rows.jsonl",
+            "base_model": TINY,
+            "lora_rank": 0,
+            "backend": "emulator-dedicated",
+            "base_url": emulator.url,
+        }
+        self.config: RunConfig = parse_config(values | fields)
+        self.run = RunRef(store=str(folder), id="run")
+        self.store = ArtifactStore.of(self.run)
+        create_run_folder(self.run, self.config, Owner(chain=str(folder)))
+        self.resources = RunResources(self.run, self.config)
+
+    async def open(self, epoch: int) -> DedicatedTrainer:
+        return await DedicatedTrainer.open_for(self.run, self.config, epoch)
