@@ -299,17 +299,22 @@ def reap(
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """End what the rollouts of a run registered and left behind: sandboxes, processes, ...
+    """End what a run left behind: sandboxes and processes of its rollouts, its trainer job and
+    deployment.
 
-    A run does so itself at its end. This is for one that was terminated.
+    A run does so itself at its end. This is for one whose workers are gone.
     """
     from workers.reaping import reap_run
 
-    found, done = asyncio.run(reap_run(run, address, namespace, Path.cwd()))
-    say(f"run {found.id}: {done.count} resources reaped, {len(done.failures)} left")
-    for failure in done.failures:
-        say(f"left: {failure}")
-    if done.failures:
+    done = asyncio.run(reap_run(run, address, namespace, Path.cwd()))
+    failures = done.reaped.failures
+    say(f"run {done.run.id}: {done.reaped.count} resources reaped, {len(failures)} left")
+    if done.provisions:
+        say(done.provisions)
+    left = [*failures, *([done.problem] if done.problem else [])]
+    for problem in left:
+        say(f"left: {problem}")
+    if left:
         raise typer.Exit(1)
 
 

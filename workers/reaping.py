@@ -1,10 +1,24 @@
-"""`everburn reap`: what a run's completions registered and nobody has reaped.
+"""`everburn reap`: what a run that is no more has left: what its completions registered, and its
+trainer job and deployment.
 
-Owns the refusal while the run goes on. Doesn't own reaping (everburn/resources.py).
+Owns the refusal while the run goes on. Doesn't own reaping (everburn/resources.py) or what becomes
+of a job (everburn/trainers/jobs.py).
 """
 
+import asyncio
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
+from everburn.backends import (
+    EMULATOR_URL_ENV,
+    MissingKeyError,
+    UnreachableError,
+    api_root,
+    check_reachable,
+)
+from everburn.config import RunConfig
+from everburn.provisioning import find_resources
 from everburn.refs import RunRef
 from everburn.resources import Reaped, reap
 from everburn.store import ArtifactStore
@@ -12,19 +26,30 @@ from workers import dotenv
 from workers.errors import BadInputError, UserError
 from workers.resume import known_run
 from workers.server import Server
+from workers.stack_folder import StackFolder
 from workers.user_modules import imports_from
 
 
-async def reap_run(
-    name: str, address: str | None, namespace: str, folder: Path
-) -> tuple[RunRef, Reaped]:
-    """Reap what a run of this folder has left behind, in this process.
+@dataclass(frozen=True)
+class Cleaned:
+    """What was done for a run. provisions: with its job and deployment, if it had any; problem: why
+    they may be left."""
+
+    run: RunRef
+    reaped: Reaped
+    provisions: str = ""
+    problem: str = ""
+
+
+async def reap_run(name: str, address: str | None, namespace: str, folder: Path) -> Cleaned:
+    """Reap what a run of this folder has left behind, in this process, and give back its job and
+    deployment as its configuration says.
 
     Raises:
         BadInputError: there is no such run, or it is running: then its completions still use what
             they registered, and end it themselves.
     """
-    run, _ = known_run(name, folder)
+    run, config = known_run(name, folder)
     try:
         server = Server.find(address, namespace, folder)
     except UserError:
@@ -37,7 +62,29 @@ async def reap_run(
     # The keys and the modules that its workers had.
     dotenv.load(folder)
     with imports_from(folder):
-        return run, await reap(ArtifactStore.of(run))
+        reaped = await reap(ArtifactStore.of(run))
+    provisions, problem = await asyncio.to_thread(_give_back, run, config, folder)
+    return Cleaned(run, reaped, provisions, problem)
+
+
+def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
+    """What was done with the job and the deployment, and what hindered it."""
+    if not config.dedicated or find_resources(ArtifactStore.of(run)) is None:
+        return "", ""
+    from everburn.trainers import TrainerError
+    from everburn.trainers.jobs import RunResources
+
+    if config.local:
+        if (stack := StackFolder(folder).find()) is not None:
+            os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
+        try:
+            check_reachable(api_root(config))
+        except UnreachableError:
+            return "", ""  # they ended with their emulator
+    try:
+        return RunResources(run, config).clean_up(), ""
+    except (TrainerError, MissingKeyError) as error:
+        return "", str(error)
 
 
 async def _is_open(server: Server, run: RunRef) -> bool:
