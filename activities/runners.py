@@ -79,7 +79,7 @@ class Runners:
 
     def _let_go(self) -> None:
         """Of those that nobody uses, close the ones used longest ago."""
-        idle = [run for run, loaded in self._loaded.items() if not loaded.users]
+        idle = [run for run, each in self._loaded.items() if not each.users and each.task.done()]
         for run in idle[: max(0, len(self._loaded) - MAX_RUNS)]:
             runner = self._loaded.pop(run).runner
             if runner is not None:

@@ -68,7 +68,7 @@ async def require_base_model(
     """
     import asyncio
 
-    found = await asyncio.to_thread(hotloader.serving)
+    found = await asyncio.to_thread(hotloader.serving, None)
     where = f"deployment {hotloader.deployment_id}"
     if found.identity is not None:
         raise _uncheckable(job_id, f"{where} serves {found.identity}")

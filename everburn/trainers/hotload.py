@@ -75,9 +75,9 @@ class Hotloader:
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
 
-    def serving(self, identity: str) -> Serving:
-        """How far the deployment is from serving a snapshot now. Blocks. Raises as `load` does,
-        if nobody says."""
+    def serving(self, identity: str | None) -> Serving:
+        """How far the deployment is from serving a snapshot now, or the base model. Blocks. Raises
+        as `load` does, if nobody says."""
         with self._manager() as manager:
             return self._look(manager, identity)
 
@@ -120,7 +120,7 @@ class Hotloader:
                     raise
             time.sleep(ASK_AGAIN)
 
-    def _look(self, manager: "DeploymentManager", identity: str) -> Serving:
+    def _look(self, manager: "DeploymentManager", identity: str | None) -> Serving:
         status = manager.hotload_check_status(self.deployment_id, self._config.base_model)
         replicas: list[dict[str, Any]] = status.get("replicas") or []
         if not replicas:

@@ -14,10 +14,12 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
+    fencing,
 )
 from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
 from everburn.trainers.lease import Lease
 from support.emulator import RunningEmulator, running_emulator
+from support.full_disk import FullDisk
 from support.places import Place
 from support.sessions import ADAM, a_datum
 
@@ -77,6 +79,23 @@ async def test_a_policy_that_was_published_as_a_difference_is_promoted_whole(pla
     with pytest.raises(PromotionError, match="exists already"):
         await trainer.promote(snapshot.path, "all-parameters", again=False)
     assert await trainer.promote(snapshot.path, "all-parameters", again=True) == name
+    await trainer.close()
+
+
+async def test_a_full_disk_costs_no_session(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk("holders/epoch-000001.json", times=10)
+    disk.install(monkeypatch)
+    trainer = await place.open(1)
+    assert disk.refused == 10
+    (holder,) = place.store.keys("holders")
+    assert holder == "holders/epoch-000001.json"
+
+    disk = FullDisk("fingerprints/*", times=10)
+    disk.install(monkeypatch)
+    monkeypatch.setattr(fencing, "recorded_tokens", lambda store: [2, 3, 4, 5])
+    await fencing.record_fingerprint(place.store, trainer, "state-0")
+    assert disk.refused == 10
+    await check_fingerprint(place.store, trainer, "state-0")
     await trainer.close()
 
 

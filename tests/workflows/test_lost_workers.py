@@ -8,7 +8,11 @@ import pytest
 from temporalio import activity
 
 from activities import heartbeats
-from support.farm import Farm, Start
+from everburn import rollout_runner
+from everburn.resources import Resources, registered
+from everburn.store import ArtifactStore
+from support.farm import Farm, Run, Start
+from support.sandboxes import noted
 from support.script import Draw, Script
 from support.waiting import Gate, until
 from workers import processes
@@ -79,6 +83,53 @@ async def test_a_worker_that_falls_silent_is_replaced_and_changes_nothing_when_i
     assert len(run.script.draws(row=0)) == 4
     last = run.metrics("producer/event")[-1]
     assert last["producer/recoverable_errors_total"] == 0
+
+
+async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    beat, reap_at_end = heartbeats._beat, rollout_runner.reap_at_end
+    begun, back, settled = Gate(), Gate(), Gate()
+    beating: list[str] = []
+    ended: list[str] = []
+    runs: list[Run] = []
+
+    async def beat_unless_first(interval: timedelta) -> None:
+        if activity.info().activity_type == "rollout":
+            beating.append(activity.info().activity_id)
+            if len(beating) == 1:
+                await asyncio.Event().wait()
+        await beat(interval)
+
+    async def note_its_end(store: ArtifactStore, owner: str) -> None:
+        await reap_at_end(store, owner)
+        ended.append(owner)
+
+    def number(draw: Draw) -> int:
+        return 500 + 10 * draw.completion + draw.tries
+
+    async def play(draw: Draw) -> float:
+        await begun.passed()
+        await Resources(runs[0].store).register("support.sandboxes:note", number=number(draw))
+        await (settled if draw.tries else back).passed()
+        return float(draw.completion)
+
+    monkeypatch.setattr(heartbeats, "_beat", beat_unless_first)
+    monkeypatch.setattr(rollout_runner, "reap_at_end", note_its_end)
+    runs.append(run := await start_tuned(Script(play), rows=1))
+    begun.open()
+    await until(lambda: any(draw.tries for draw in run.script.begun))
+    (successor,) = (draw for draw in run.script.begun if draw.tries)
+    await until(lambda: number(successor) - 1 in noted)
+    await until(lambda: len(registered(run.store)) == 2)
+    back.open()
+    await until(lambda: len(ended) == 2)
+    assert number(successor) not in noted, "the first attempt has ended, and the second goes on"
+    assert len(registered(run.store)) == 1
+    settled.open()
+    await run.result()
+    assert number(successor) in noted and registered(run.store) == []
+    assert run.trained == ["0"]
 
 
 async def test_code_that_blocks_its_loop_for_longer_than_a_heartbeat_keeps_its_work(

@@ -1,0 +1,67 @@
+"""A full disk is waited for, for longer than anything that fails is tried again."""
+
+from datetime import timedelta
+
+import pytest
+from temporalio.common import RetryPolicy
+
+from everburn import rollout_runner
+from support.farm import Start
+from support.full_disk import FullDisk
+from support.script import Draw, Script
+from workflows import attempts, train_run
+
+TIMES = 10
+
+
+async def play(draw: Draw) -> float:
+    return float(draw.completion)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "rows.jsonl",
+        "rollouts/row-000000.0/completion-1.parquet",
+        "groups/row-000000.0.json",
+        "ledger/000001.json",
+        "evaluations/000000/row-000001.json",
+        "evaluations/000000/shard-0000.json",
+        "evaluations/000000.json",
+        "eval-after.json",
+    ],
+)
+async def test_a_full_disk_is_waited_for(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch, file: str
+):
+    quick = RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=10))
+    monkeypatch.setattr(train_run, "PREPARE_ATTEMPTS", quick)
+    monkeypatch.setattr(train_run, "FULL_WAIT", timedelta(milliseconds=10))
+    disk = FullDisk(file, TIMES)
+    disk.install(monkeypatch)
+    run = await start_tuned(
+        Script(play),
+        rows=1,
+        evaluation_dataset={"name": "support.tasks:rows", "kwargs": {"count": 2}},
+        on_any_rollout_failure="fail",
+    )
+    result = await run.result()
+    assert disk.refused == TIMES
+    assert result.evaluations.keys() == {0, 1}
+    assert run.trained == ["0"]
+    assert len(run.script.begun) == 2 + 2 * 2, "nothing was done twice"
+
+
+async def test_a_rollout_that_finds_no_space_within_its_time_counts_for_nothing(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
+    monkeypatch.setattr(rollout_runner, "FULL_PATIENCE", -1.0)
+    disk = FullDisk("rollouts/row-000000.0/completion-1.parquet", TIMES)
+    disk.install(monkeypatch)
+    run = await start_tuned(
+        Script(play), rows=1, rollout_timeout=1.0, on_any_rollout_failure="fail"
+    )
+    await run.result()
+    assert disk.refused == TIMES
+    assert run.trained == ["0"] and all(not group.lost for group in run.groups)
