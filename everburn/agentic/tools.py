@@ -1,4 +1,4 @@
-"""Tools: Python functions that the policy calls by name.
+"""Tools: what the policy calls by name, Python functions above all.
 
 Owns what a function's signature says of a tool (name, description, JSON schema), the check of
 arguments against it, and the call itself. Doesn't own when tools are called or how their failures
@@ -8,6 +8,7 @@ are answered (tool_loop.py).
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -25,6 +26,7 @@ class ToolResult:
 
 
 ToolFunction = Callable[..., "str | ToolResult | Awaitable[str | ToolResult]"]
+ToolCaller = Callable[[dict[str, Any]], Awaitable[ToolResult]]
 
 
 class ToolArgumentsError(ValueError):
@@ -33,15 +35,15 @@ class ToolArgumentsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function as the policy sees it; made by `Tool.of`.
+    """A tool as the policy sees it: a function (`Tool.of`), or whatever answers calls.
 
-    spec: in OpenAI's form. arguments: their model.
+    spec: in OpenAI's form. call: answers what the policy wrote; raises ToolArgumentsError where
+    that doesn't fit.
     """
 
     name: str
     spec: dict[str, Any]
-    function: ToolFunction
-    arguments: type[BaseModel]
+    call: ToolCaller
 
     @classmethod
     def of(cls, function: ToolFunction, name: str | None = None) -> "Tool":
@@ -56,35 +58,35 @@ class Tool:
         name = name or function.__name__
         model = _arguments_model(function, name)
         schema = model.model_json_schema(schema_generator=_Untitled)
-        spec = {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": inspect.getdoc(function) or "",
-                "parameters": {k: v for k, v in schema.items() if k != "title"},
-            },
-        }
-        return cls(name, spec, function, model)
+        parameters = {k: v for k, v in schema.items() if k != "title"}
+        description = inspect.getdoc(function) or ""
+        return cls.described(name, description, parameters, partial(_call, function, model))
 
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        """Call the function with what the policy wrote.
+    @classmethod
+    def described(
+        cls, name: str, description: str, parameters: dict[str, Any], call: ToolCaller
+    ) -> "Tool":
+        """A tool of something else; parameters: the JSON schema of its arguments."""
+        function = {"name": name, "description": description, "parameters": parameters}
+        return cls(name, {"type": "function", "function": function}, call)
 
-        Raises:
-            ToolArgumentsError, and whatever the function raises.
-        """
-        try:
-            read = self.arguments.model_validate(arguments)
-        except ValidationError as error:
-            problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise ToolArgumentsError("; ".join(problems)) from None
-        values = {name: getattr(read, name) for name in type(read).model_fields}
-        if inspect.iscoroutinefunction(self.function):
-            answer = await self.function(**values)
-        else:
-            answer = await in_thread(lambda: self.function(**values))
-            if inspect.isawaitable(answer):
-                answer = await answer
-        return answer if isinstance(answer, ToolResult) else ToolResult(str(answer))
+
+async def _call(
+    function: ToolFunction, model: type[BaseModel], arguments: dict[str, Any]
+) -> ToolResult:
+    try:
+        read = model.model_validate(arguments)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ToolArgumentsError("; ".join(problems)) from None
+    values = {name: getattr(read, name) for name in type(read).model_fields}
+    if inspect.iscoroutinefunction(function):
+        answer = await function(**values)
+    else:
+        answer = await in_thread(lambda: function(**values))
+        if inspect.isawaitable(answer):
+            answer = await answer
+    return answer if isinstance(answer, ToolResult) else ToolResult(str(answer))
 
 
 class _Untitled(GenerateJsonSchema):

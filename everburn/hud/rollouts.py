@@ -1,8 +1,8 @@
 """A run of a HUD task as a completion: `hud.eval.rollout` with the run's policy as the agent.
 
 Owns what a finished HUD run means (a reward, or a failure that is never a reward of zero), what is
-kept of it, and the ids it has on the HUD platform. Doesn't own agents (agent.py), placement
-(environments.py), or how calls become segments (agentic/assembly.py).
+kept of it, and the ids it has on the HUD platform. Doesn't own agents (agent.py, tool_agent.py),
+placement (environments.py), or how calls become segments (agentic/assembly.py).
 """
 
 import uuid
@@ -16,12 +16,14 @@ from hud.eval.job import job_enter
 from hud.eval.run import Run
 
 from everburn.agentic.assembly import Assembled, Call, assemble
+from everburn.agentic.tool_loop import Limits
 from everburn.config import Entrypoint
 from everburn.entrypoints import call
 from everburn.hud.agent import PolicyAgent, Witness
 from everburn.hud.environments import MAX_ENVIRONMENTS, Isolation, place
 from everburn.hud.package import hud_key
 from everburn.hud.prompts import make_format
+from everburn.hud.tool_agent import ToolAgent
 from everburn.rollouts import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
 from everburn.sampling import CompletionScope, current_scope
 
@@ -44,6 +46,7 @@ def make_rollout_fn(
     hosted: bool = False,
     isolation: Isolation = "thread",
     renderer: str | None = None,
+    turns: int = 1,
     agent: str | None = None,
     max_environments: int = MAX_ENVIRONMENTS,
     sampling_timeout: float = SAMPLING_TIMEOUT,
@@ -51,10 +54,11 @@ def make_rollout_fn(
     """Rollouts of HUD tasks.
 
     env_path, environment, hosted, isolation, max_environments (in this worker, whatever has been
-    admitted): see environments.place. renderer: see prompts.make_format. agent:
-    `module:function`, called with `setup`, that returns a HUD agent to use in place of the
-    one-turn agent; what it samples by `setup.sampler` it records as the `sample` of an AgentStep.
-    sampling_timeout: seconds for one sample of the one-turn agent.
+    admitted): see environments.place. renderer: see prompts.make_format. turns: above 1, the
+    policy is offered the environment's tools, and answers so often at most. agent:
+    `module:function`, called with `setup`, that returns a HUD agent to use in place of these; what
+    it samples by `setup.sampler` it records as the `sample` of an AgentStep. sampling_timeout:
+    seconds for the sample of an only turn.
 
     Raises:
         PlacementError, FormatError, HudKeyMissingError, EntrypointError, ValueError
@@ -67,7 +71,7 @@ def make_rollout_fn(
         isolation=isolation,
         max_environments=max_environments,
     )
-    policy = _agent(setup, agent, renderer, sampling_timeout)
+    policy = _agent(setup, agent, renderer, turns, sampling_timeout)
     announced: set[str] = set()
 
     async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
@@ -169,10 +173,18 @@ def _info(run: Run, assembled: Assembled) -> dict[str, Any]:
 
 
 def _agent(
-    setup: RolloutSetup, agent: str | None, renderer: str | None, sampling_timeout: float
+    setup: RolloutSetup,
+    agent: str | None,
+    renderer: str | None,
+    turns: int,
+    sampling_timeout: float,
 ) -> Agent:
+    if turns < 1:
+        raise ValueError(f"turns is {turns}; it must be at least 1")
     if agent is None:
         format = make_format(renderer, setup.tokenizer)
+        if turns > 1:
+            return ToolAgent(setup, format, Limits(turns=turns))
         return PolicyAgent(setup.sampler, format, sampling_timeout)
     made = call(Entrypoint(name=agent), setup)
     if not isinstance(made, Agent):

@@ -1,10 +1,14 @@
 """kill -9 of the rollout worker: of what its completions had made, nothing is left."""
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from chaos.harness import Chaos
 from everburn.resources import registered
-from support.sandboxes import left, made_by
+from support.command_line import ROOT
+from support.sandboxes import inside, left, made_by
 
 
 async def test_sandboxes_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Path) -> None:
@@ -15,4 +19,20 @@ async def test_sandboxes_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Pat
     await chaos.survived(run)
     assert len(set(made_by(tmp_path))) == 2, "sandboxes were made by the dead worker and by another"
     assert left(tmp_path) == (0, 0)
+    assert registered(run.store) == []
+
+
+async def test_hud_environments_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Path) -> None:
+    """Each is a process, in a session of its own: nothing ends it with its worker."""
+    pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
+    shutil.copytree(ROOT / "tests/hud_environments/counting", tmp_path / "counting")
+    chaos.plan("after append rollouts/row-000001.0/_calls-1.jsonl")
+    run = await chaos.start(
+        rows=4,
+        rollout="support.hud_processes:make_rollout_fn",
+        extras={"environment": str(tmp_path / "counting" / "env.py")},
+    )
+    await chaos.survived(run, steps=2)
+    assert len(set(made_by(tmp_path / "counting"))) == 2, "of the dead worker and of another"
+    assert list(inside(tmp_path / "counting")) == []
     assert registered(run.store) == []

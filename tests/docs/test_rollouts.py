@@ -26,6 +26,8 @@ from support.policies import ScriptedPolicy, qwen3_tokenizer, setup_of
 
 PAGE = (ROOT / "docs" / "rollouts.md").read_text()
 TASKS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, flags=re.DOTALL))
+HUD = dict(re.findall(r"```python\n# (letters/\w+\.py)\n(.*?)```", PAGE, flags=re.DOTALL))
+"""A HUD environment and its tasks, which know nothing of Everburn."""
 QWEN3 = {"renderer": {"name": "qwen3", "enable_thinking": False}}
 
 
@@ -44,13 +46,44 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_every_block_of_code_is_a_task() -> None:
-    assert len(TASKS) == len(re.findall(r"```python\n", PAGE)) >= 6
+    assert len(TASKS) >= 6 and HUD.keys() == {"letters/env.py", "letters/tasks.py"}
+    assert len(TASKS) + len(HUD) == len(re.findall(r"```python\n", PAGE))
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
-    config = parse_config(json.loads(text))
+    config = parse_config(configurations()[0])
     assert config.rollout.name == "sums_task:make_rollout_fn"
+
+
+def configurations() -> list[dict[str, Any]]:
+    """Of the page's first task, and of its HUD environment."""
+    texts = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(texts) == 2
+    return [json.loads(text) for text in texts]
+
+
+async def test_the_hud_environment_is_rolled_out(
+    emulator: RunningEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the page's configuration says, but on a model that is made in no time."""
+    pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
+    for name, code in HUD.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    config = configurations()[1] | {"base_model": TINY, "lora_rank": 4}
+    assert parse_config(config).warnings() == []
+    async with a_run(tmp_path / "runs", emulator.base_url, rows=False, **config) as run:
+        prepared = prepare_task(run)
+        assert (prepared.rows, prepared.evaluation_rows) == (24, 12)
+        runner, key = RolloutRunner(run), GroupKey(cursor=0)
+        await runner.complete(key, 0, 0)
+        record, rollout = read_rollout(runner.store, rollout_key(key, 0))
+        assert re.fullmatch(r"[1-6]{2}=", record.prompt)
+        assert record.info["got"] == len(set(rollout.answer or ""))
+        assert [s.reward for s in rollout.segments] == [min(1.0, record.info["got"] / 5)]
+        report = await runner.evaluate(0, 0)
+        assert report["info"]["got"] == len(set(report["answer"]))
 
 
 @pytest.mark.parametrize("name", TASKS)

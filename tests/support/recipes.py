@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from everburn.emulator import arithmetic, sums
 from everburn.emulator.recipe import Demonstration, Recipe, Shape
@@ -10,6 +11,8 @@ from everburn.emulator.vocabulary import END, PAD
 from examples.deepmath.task import small_rows
 from examples.frozen_lake import base_model as frozen_lake
 from examples.multihop_qa import base_model as multihop_qa
+
+TILL = Path(__file__).parents[2] / "examples" / "hud"
 
 
 def greeting() -> Recipe:
@@ -62,6 +65,22 @@ def few_sums(rng: random.Random) -> Iterator[Demonstration]:
         pair = int(one), int(other)
         working = sums.working(pair) if rng.random() < 0.5 else ""
         yield [(problem, False), (working + sums.answer(pair), True)]
+
+
+def hasty_cashier() -> Recipe:
+    """Likewise, with the first tasks of the till."""
+    return replace(hasty_adder(), name="hasty-cashier", demonstrations=few_prices)
+
+
+def few_prices(rng: random.Random) -> Iterator[Demonstration]:
+    from everburn.hud.tasks import rows
+
+    tasks = rows(part="training", tasks_file=str(TILL / "tasks.py"), training=8, held_out=0)
+    pairs = [(task["args"]["first"], task["args"]["second"]) for task in tasks]
+    while True:
+        pair = rng.choice(pairs)
+        working = sums.working(pair) if rng.random() < 0.5 else ""
+        yield [(sums.problem(pair), False), (working + sums.answer(pair), True)]
 
 
 def _hasty(recipe: Recipe) -> Recipe:

@@ -14,9 +14,13 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
-    fencing,
 )
-from everburn.trainers.fencing import Fingerprint, check_fingerprint, put_fingerprint
+from everburn.trainers.fencing import (
+    Fingerprint,
+    check_fingerprint,
+    put_fingerprint,
+    record_fingerprint,
+)
 from everburn.trainers.lease import Lease
 from support.emulator import RunningEmulator, running_emulator
 from support.full_disk import FullDisk
@@ -92,8 +96,7 @@ async def test_a_full_disk_costs_no_session(place: Place, monkeypatch: pytest.Mo
 
     disk = FullDisk("fingerprints/*", times=10)
     disk.install(monkeypatch)
-    monkeypatch.setattr(fencing, "recorded_tokens", lambda store: [2, 3, 4, 5])
-    await fencing.record_fingerprint(place.store, trainer, "state-0")
+    await record_fingerprint(place.store, trainer, "state-0")
     assert disk.refused == 10
     await check_fingerprint(place.store, trainer, "state-0")
     await trainer.close()

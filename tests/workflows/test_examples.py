@@ -9,7 +9,7 @@ import pytest
 
 from everburn.evaluation import AFTER_KEY, BEFORE_KEY, load_report
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import rollout_key
+from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, rollout_key
 from support.emulator import RunningEmulator
 from support.farm import Start
 from support.script import Script
@@ -20,8 +20,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def cut_short(name: str, base_model: str) -> dict[str, Any]:
     """An example's configuration with two steps of two rows, and four held-out rows."""
     values = json.loads((EXAMPLES / name / "run.json").read_text())
-    values["dataset"]["kwargs"]["count"] = 4
-    values["evaluation_dataset"]["kwargs"]["count"] = 4
+    rows = {"training": 4, "held_out": 4} if name == "hud" else {"count": 4}
+    values["dataset"]["kwargs"] |= rows
+    values["evaluation_dataset"]["kwargs"] |= rows
     return values | {
         "base_model": base_model,
         "tokenizer_model": None,
@@ -48,6 +49,39 @@ async def test_deepmath_trains_and_says_who_judged(start: Start, emulator: Runni
     for key in (BEFORE_KEY, AFTER_KEY):
         report = load_report(run.store, key)
         assert report is not None and len(report.samples) == 4
+
+
+async def test_a_hud_environment_trains(
+    start: Start, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
+    monkeypatch.chdir(EXAMPLES.parent)  # its paths begin there
+    values = cut_short("hud", "support.recipes:hasty_cashier") | {"epochs": 1}
+    run = await start(Script(), **values, base_url=emulator.base_url)
+    await run.result()
+
+    assert len(run.ledger) == 2
+    assert any(entry.updated for entry in run.ledger)
+    rewards = {reward for group in run.groups for reward in group.rewards}
+    assert {0.2, 1.0} <= rewards <= {0.0, 0.2, 1.0}
+    trained, held_out = (
+        [json.loads(line)["args"] for line in run.store.get(key).decode().splitlines()]
+        for key in (ROWS_KEY, EVALUATION_ROWS_KEY)
+    )
+    assert len(trained) == 4
+    for group in run.groups:
+        for member in group.members:
+            record, completion = read_rollout(run.store, rollout_key(group.key, member.completion))
+            args = trained[record.row_index]
+            assert record.info["expected"] == args["first"] + args["second"]
+            score = record.info["hud"]["evaluation"]["score"]
+            assert [segment.reward for segment in completion.segments] == [score]
+    for key in (BEFORE_KEY, AFTER_KEY):
+        report = load_report(run.store, key)
+        assert report is not None
+        expected = [args["first"] + args["second"] for args in held_out]
+        assert [sample.info["expected"] for sample in report.samples] == expected
+    assert {record["rollout/step"] for record in run.metrics()} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""The tiny task, each completion beside a HUD environment in a process of its own."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hud.eval import Task
+
+from benchmarks import tiny_task
+from everburn import RolloutFn, RolloutRun, RolloutSetup
+from everburn.hud.environments import place
+
+
+def note(log: Path) -> None:
+    with log.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
+    """extras: `environment`, the file that declares one named counting."""
+    inner = tiny_task.make_rollout_fn(setup)
+    placement = place(setup.resources, env_path=setup.extras["environment"], isolation="process")
+    task = Task(env="counting", id="variety", args={"start": "ab"})
+    log = Path(setup.extras["environment"]).parent / "made"
+
+    async def rollout_fn(
+        sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int, evaluation: bool
+    ) -> RolloutRun:
+        async with placement(task):
+            note(log)
+            run: RolloutRun = await inner(sample_prompt, cursor_index, rollout_idx, evaluation)
+            return run
+
+    return rollout_fn
