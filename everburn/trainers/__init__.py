@@ -10,6 +10,7 @@ Owns the protocol, its results and its errors. Around it:
 | lease | one session made safe to drive by activities that run at least once |
 | errors | which of the SDK's errors means what |
 | capabilities, custom_loss | what a session can do, and losses in Python |
+| resends, tally | that nothing is applied twice, and no gradients are lost |
 | agreement, finite | that the sampler serves what is trained, and that it is finite |
 | sdk | the SDK, imported lightly |
 """

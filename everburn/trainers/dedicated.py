@@ -175,10 +175,12 @@ class DedicatedTrainer(ServerlessTrainer):
     async def _drop_gradients(self) -> None:
         """Whatever is accumulated, by whomever: loading a state may leave it there. Where a state
         is loaded next, it brings its own moments and count."""
+        self._tally.lose_count()
         try:
             await self.optim_step(NO_STEP)
         except TrainerRejectedError as error:
             log.debug("no gradients to drop: %s", error)
+        self._tally.clear()
 
     def _publish(self, name: str) -> Snapshot:
         """Save, load onto the deployment, and see that it is served.

@@ -39,6 +39,7 @@ from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.custom_loss import CustomLoss
 from everburn.trainers.errors import QUOTA_PATIENCE, describe, translated
 from everburn.trainers.promotion import promote
+from everburn.trainers.tally import Tally
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
@@ -70,6 +71,7 @@ class ServerlessTrainer:
         self._client = client
         self._config = config
         self._custom_turn = asyncio.Lock()
+        self._tally = Tally()
 
     @classmethod
     async def open(cls, config: RunConfig) -> "ServerlessTrainer":
@@ -132,12 +134,15 @@ class ServerlessTrainer:
         self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
     ) -> Awaitable[Gradients]:
         if isinstance(loss, Entrypoint):
+            # The SDK makes weights of its gradients: what the trainer counts of them isn't known.
+            self._tally.lose_count()
             # A task, since its place in the queue of custom losses is taken by this call.
             return asyncio.ensure_future(self._custom(datums, loss))
         wire_loss, wire_config = wire_loss_of(loss, loss_config)
         data = [self._to_sdk(datum) for datum in datums]
         with self._translated("forward_backward"):
             future = self._client.forward_backward(data, wire_loss, wire_config or None)
+        self._tally.add(datums)
         return self._gradients(future)
 
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -162,7 +167,9 @@ class ServerlessTrainer:
                 parameters, grad_accumulation_normalization=adam.normalization
             )
             result = await asyncio.wait_for(_result(future), RESULT_TIMEOUT)
-        return dict(result.metrics or {})
+        metrics = dict(result.metrics or {})
+        self._tally.settle(metrics)
+        return metrics
 
     async def publish(self, name: str) -> Snapshot:
         with self._translated("save_weights_for_sampler"):

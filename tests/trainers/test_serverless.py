@@ -124,3 +124,17 @@ async def test_a_new_adapter_is_made_from_its_seed(emulator: RunningEmulator) ->
 
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert any(not np.array_equal(first[name], third[name]) for name in first)
+
+
+async def test_gradients_that_were_lost_are_missed_at_the_update(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    for _ in range(2):
+        await trainer.forward_backward([a_datum()], "importance_sampling", {})
+    await trainer.optim_step(ADAM)
+
+    await trainer.forward_backward([a_datum()], "importance_sampling", {})
+    emulator.plan_fault("forward_backward", "wipe_gradients")
+    await trainer.forward_backward([a_datum(), a_datum()], "importance_sampling", {})
+    with pytest.raises(TrainerStateLostError, match="made of 2 sequences, and 3 were sent"):
+        await trainer.optim_step(ADAM)
