@@ -32,6 +32,11 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
         plan.clear()
         return wire.reply({})
 
+    @router.get("/arrivals/{operation}")
+    async def arrivals(operation: str) -> Response:
+        """{"seconds": [...]}: when the last requests of an operation came, however answered."""
+        return wire.reply({"seconds": plan.arrivals(operation)})
+
     @router.get("/state")
     async def state() -> Response:
         """Live sessions with their models, counts of operations by name, and snapshots; jobs and

@@ -7,6 +7,8 @@ them are in `admin.py`.
 
 import asyncio
 import dataclasses
+import time
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -75,11 +77,16 @@ class Fault:
         )
 
 
+ARRIVALS = 64
+"""Requests of an operation whose times are kept."""
+
+
 class FaultPlan:
-    """The faults that are still to come."""
+    """The faults that are still to come, and when requests came."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
+        self._arrivals: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ARRIVALS))
 
     def add(self, fault: Fault) -> None:
         self._faults.append(fault)
@@ -90,8 +97,13 @@ class FaultPlan:
     def pending(self) -> list[Fault]:
         return list(self._faults)
 
+    def arrivals(self, operation: str) -> list[float]:
+        """When the last requests of an operation came, in seconds of a clock that only rises."""
+        return list(self._arrivals[operation])
+
     def take(self, operation: str) -> list[Fault]:
         """The faults that hit a request of `operation`, each used up by one."""
+        self._arrivals[operation].append(time.monotonic())
         hits = []
         for fault in self._faults:
             if fault.operation != operation:

@@ -1,11 +1,15 @@
 """Each row of the table of errors, shown by a fault of the emulator through the unmodified SDK."""
 
 import asyncio
+import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fireworks.training.sdk._core import _base_client
+from fireworks.training.sdk._core.lib import internal_client_holder
 
 from everburn.trainers import (
     KeyRefusedError,
@@ -17,7 +21,7 @@ from everburn.trainers import (
     TrainerUnavailableError,
     serverless,
 )
-from everburn.trainers.errors import RULES, signs_of, translated
+from everburn.trainers.errors import RULES, signs_of
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum
@@ -102,13 +106,23 @@ async def test_working(
     assert type(caught.value) is expected
 
 
+@pytest.mark.parametrize(("operation", "waited"), [("forward_backward", 2), ("retrieve_future", 1)])
 async def test_a_rate_limit_is_waited_for_in_place(
-    emulator: RunningEmulator, trainer: ServerlessTrainer
+    emulator: RunningEmulator, trainer: ServerlessTrainer, operation: str, waited: float
 ) -> None:
-    emulator.plan_fault("forward_backward", "status", status=429, retry_after=1)
-    emulator.plan_fault("retrieve_future", "status", status=429, retry_after=1)
+    """A submission for as long as the service says; polling waits for a second first, whatever the
+    service says, and twice as long each time after that."""
+    before = len(arrivals(emulator, operation))
+    emulator.plan_fault(operation, "status", status=429, retry_after=2)
     gradients = await trainer.forward_backward([a_datum()], "grpo", {})
     assert "loss:sum" in gradients.metrics
+    refused, again, *_ = arrivals(emulator, operation)[before:]
+    assert again - refused >= waited
+
+
+def arrivals(emulator: RunningEmulator, operation: str) -> list[float]:
+    seconds: list[float] = emulator.admin("GET", f"arrivals/{operation}")["seconds"]
+    return seconds
 
 
 async def test_a_client_that_a_refusal_has_poisoned_says_so(
@@ -164,25 +178,61 @@ async def test_a_snapshot_that_is_never_loaded_surfaces_the_servers_error(
         await trainer.served_logprobs(snapshot, [1, 2, 3])
 
 
-async def test_a_service_that_is_down_is_unavailable(emulator: RunningEmulator) -> None:
-    config = a_config(emulator.base_url)
-    error = ConnectionError("refused")
-    assert type(translated(error, "open", config.api_key_env, opening=True)) is (
-        TrainerUnavailableError
-    )
+class FastClock:
+    """The `time` module of another module, with a clock that runs a thousand times too fast: what
+    takes minutes by it is over in a second."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time(self) -> float:
+        return 1000 * time.time()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK gives up on a request in a second, not in the five minutes that it would take."""
+    monkeypatch.setattr(internal_client_holder, "time", FastClock())
+    for delay in ("INITIAL_RETRY_DELAY", "MAX_RETRY_DELAY"):
+        monkeypatch.setattr(_base_client, delay, 0.01)
+
+
+async def test_a_service_that_is_down_is_unavailable() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and nobody listens
+        config = a_config(f"http://127.0.0.1:{unused.getsockname()[1]}")
+        with pytest.raises(TrainerUnavailableError, match="nothing answers") as caught:
+            await ServerlessTrainer.open(config)
+    assert type(caught.value) is TrainerUnavailableError
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("operation", ["create_session", "create_model"])
+@pytest.mark.parametrize("fault", [{"kind": "status", "status": 503}, {"kind": "drop"}])
+async def test_a_service_that_fails_is_unavailable(
+    emulator: RunningEmulator, operation: str, fault: dict[str, Any]
+) -> None:
+    emulator.plan_fault(operation, count=ALWAYS, **fault)
+    with pytest.raises(TrainerUnavailableError) as caught:
+        await ServerlessTrainer.open(a_config(emulator.base_url))
+    assert type(caught.value) is TrainerUnavailableError
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("status", [409, 429])
-def test_too_many_sessions_are_waited_for(status: int) -> None:
-    """The SDK repeats these for five minutes before it raises: too long for a test."""
-    error = RuntimeError(f"Failed to create (HTTP {status})")
-    assert isinstance(translated(error, "open", "KEY", opening=True), TrainerCapacityError)
+async def test_too_many_sessions_are_waited_for(emulator: RunningEmulator, status: int) -> None:
+    emulator.plan_fault("create_session", "status", status=status, count=ALWAYS)
+    with pytest.raises(TrainerCapacityError, match="no capacity for another session"):
+        await ServerlessTrainer.open(a_config(emulator.base_url))
 
 
-def test_a_limit_that_outlasts_the_sdk_ends_the_lease() -> None:
-    found = translated(RuntimeError("HTTP 429"), "optim_step", "KEY")
-    assert type(found) is TrainerStateLostError
-    assert "longer than the SDK waits" in str(found)
+@pytest.mark.usefixtures("impatient")
+async def test_a_limit_that_outlasts_the_sdk_ends_the_lease(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+) -> None:
+    emulator.plan_fault("optim_step", "status", status=429, count=ALWAYS)
+    with pytest.raises(TrainerStateLostError, match="longer than the SDK waits"):
+        await trainer.optim_step(ADAM)
 
 
 def test_causes_count() -> None:

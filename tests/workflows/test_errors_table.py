@@ -1,0 +1,87 @@
+"""What each row of the table of errors promises is what a run does.
+
+Which error of the service is which row: trainers/test_errors.py and trainers/test_control_plane.py.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from everburn.trainers import TrainerError
+from everburn.trainers.errors import RULES, Reaction
+from support.farm import Start
+from support.script import Script
+from workflows import first_lease, recovery, trainer_lease
+
+PROMISES = sorted({(r.reaction, r.error) for r in RULES}, key=lambda pair: (pair[0], str(pair[1])))
+
+
+async def retries(start: Start, error: type[TrainerError]) -> None:
+    """A session is asked for a few times, and not for ever."""
+    script = Script()
+    script.trainer.refuse("open", error("said by the service"))
+    run = await start(script, rows=1)
+    failure = await run.failure()
+    assert (failure.type, failure.message) == (error.__name__, "said by the service")
+    assert run.trainer.count("open") == trainer_lease.ACQUIRE_ATTEMPTS
+
+
+async def waits(start: Start, error: type[TrainerError]) -> None:
+    """However long it takes: no patience is left here."""
+    script = Script()
+    script.trainer.refuse("open", error("said by the service"))
+    run = await start(script, rows=1)
+    waiting = await run.until(phase="waiting for capacity")
+    assert "said by the service" in waiting.waiting_for
+    script.trainer.mend()
+    assert (await run.result()).steps == 1
+
+
+async def replaces(start: Start, error: type[TrainerError]) -> None:
+    run = await start(Script(), rows=1)
+    run.trainer.fail_once("optim_step", error("said by the service"))
+    assert (await run.result()).steps == 1
+    assert [entry.epoch for entry in run.ledger] == [2]
+
+
+async def fails(start: Start, error: type[TrainerError]) -> None:
+    """At once, in the service's words, whether it happens at the start or in a step."""
+    for call in ("open", "forward_backward"):
+        script = Script()
+        script.trainer.refuse(call, error("said by the service"))
+        run = await start(script, rows=1)
+        failure = await run.failure()
+        assert (failure.type, failure.message) == (error.__name__, "said by the service")
+        assert run.trainer.count("open") == 1
+
+
+async def holds(start: Start, error: type[TrainerError]) -> None:
+    """Whatever on_fatal says; and goes on with what it has."""
+    for call in ("open", "optim_step"):
+        run = await start(Script(), rows=1)
+        run.trainer.fail_once(call, error("said by the service"))
+        held = await run.until(phase="held")
+        assert held.error == "said by the service"
+        await run.handle.execute_update("resume")
+        assert (await run.result()).steps == 1
+
+
+BEHAVIOURS: dict[Reaction, Callable[[Start, type[TrainerError]], Awaitable[None]]] = {
+    "retry": retries,
+    "wait": waits,
+    "replace": replaces,
+    "fail": fails,
+    "hold": holds,
+}
+
+
+@pytest.mark.parametrize(("reaction", "error"), PROMISES)
+async def test_a_run_does_what_the_row_says(
+    start_tuned: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    reaction: Reaction,
+    error: type[TrainerError],
+) -> None:
+    monkeypatch.setattr(first_lease, "START_PATIENCE", 0.0)
+    monkeypatch.setattr(recovery, "BACKOFF", (0,))
+    await BEHAVIOURS[reaction](start_tuned, error)
