@@ -204,6 +204,10 @@ class RunConfig(BaseModel):
     output_model_id: str | None = Field(
         default=None, description="The id under which the final policy becomes a model."
     )
+    output_merged: bool = Field(
+        default=False,
+        description="Whether an adapter becomes a model with its base model merged in; dedicated.",
+    )
     base_url: str | None = Field(
         default=None,
         description="Of the training API; by default Fireworks, or the local emulator's.",
@@ -463,6 +467,15 @@ class RunConfig(BaseModel):
             yield (
                 ("lora_rank", "warm_start_from_adapter"),
                 "must be the adapter's rank, above 0, to start from an adapter",
+            )
+        if self.output_merged and self.output_model_id is None:
+            yield ("output_merged", "output_model_id"), "is about a model: name its output_model_id"
+        if self.output_merged and self.lora_rank == 0:
+            yield ("output_merged", "lora_rank"), "all parameters are trained: there is no adapter"
+        if self.output_merged and not self.dedicated:
+            yield (
+                ("output_merged", "backend"),
+                "needs a trainer job of the run's own: serverless training exports adapters only",
             )
         if self.backend == "serverless" and self.lora_rank == 0:
             yield (

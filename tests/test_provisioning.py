@@ -114,6 +114,23 @@ def test_rules_between_fields_are_checked_beside_a_field_that_is_wrong() -> None
     assert all(part in text for part in ("epochs: ", "can't be had with a job_id", "hardware"))
 
 
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"lora_rank": 4}, "output_merged: is about a model: name its output_model_id"),
+        ({"output_model_id": "m"}, "output_merged: all parameters are trained"),
+        (
+            {"output_model_id": "m", "lora_rank": 4, "backend": "emulator"},
+            "output_merged: needs a trainer job of the run's own",
+        ),
+    ],
+)
+def test_what_is_merged_is_an_adapter_that_becomes_a_model(
+    values: dict[str, Any], text: str
+) -> None:
+    assert text in problems(LOCAL | {"output_merged": True} | values)
+
+
 def test_ids_name_their_run_and_no_other() -> None:
     run = RunRef(store="runs", id="Arithmetic_2026.11-a-very-long-name-that-goes-on-and-on")
     first, second = resource_name(run, "chain-1"), resource_name(run, "chain-2")

@@ -78,7 +78,8 @@ def _resources(config: RunConfig, steps: int, made_as: str) -> Iterator[Line]:
             "policy versions; it ends with the run, and its snapshots with it",
         )
     if config.output_model_id is not None:
-        yield "promotes", f"the final policy to the model {config.output_model_id!r}"
+        merged = ", the adapter merged into its base model" if config.output_merged else ""
+        yield "promotes", f"the final policy to the model {config.output_model_id!r}{merged}"
 
 
 def _trainer_job(config: RunConfig, made_as: str) -> Iterator[Line]:

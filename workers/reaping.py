@@ -12,7 +12,6 @@ from pathlib import Path
 
 from everburn.backends import (
     EMULATOR_URL_ENV,
-    MissingKeyError,
     UnreachableError,
     api_root,
     check_reachable,
@@ -83,7 +82,7 @@ def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
             return "", ""  # they ended with their emulator
     try:
         return RunResources(run, config).clean_up(), ""
-    except (TrainerError, MissingKeyError) as error:
+    except TrainerError as error:
         return "", str(error)
 
 

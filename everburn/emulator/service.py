@@ -5,6 +5,7 @@ compute thread, and its results come back to the loop.
 """
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import uuid
@@ -176,9 +177,12 @@ class Emulator:
         if model.stale and earlier:
             weights = earlier[-1].weights
         created = datetime.now(UTC).isoformat()
-        snapshot = Snapshot(ref, model.engine.base, model.spec, weights, created)
+        kind = str(body.get("checkpoint_type", "base"))
+        spec = model.spec
+        if kind == "merged_base":  # it has no adapter any more
+            spec = dataclasses.replace(spec, rank=0).resolved()
+        snapshot = Snapshot(ref, model.engine.base, spec, weights, created)
         if job is not None:
-            kind = str(body.get("checkpoint_type", "base"))
             export = Export(ref.name, snapshot, kind, model.exported if kind == "delta" else None)
             self._loop.call_soon_threadsafe(self._export, model, export)
             return {"type": "save_weights_for_sampler", "path": ref.name}

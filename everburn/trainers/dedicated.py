@@ -205,11 +205,13 @@ class DedicatedTrainer(ServerlessTrainer):
         return Snapshot(path=saved.snapshot_name, handle=self._handle, shared=True)
 
     def _promotable(self, control: "FireworksClient", snapshot: str) -> str:
-        """By the job's list. What was published as a difference is exported whole first."""
+        """By the job's list. What was published as a difference is exported whole first, and an
+        adapter that is to become a model by itself with the base model that it changes."""
         row = listed(control.list_checkpoints(self._job), snapshot)
-        if not row.get("promotable"):
+        if self._config.output_merged or not row.get("promotable"):
             whole = self._client.save_weights_for_sampler_ext(
-                f"whole-{uuid.uuid4().hex[:8]}", checkpoint_type="base"
+                f"whole-{uuid.uuid4().hex[:8]}",
+                checkpoint_type="merged_base" if self._config.output_merged else "base",
             )
             row = listed(control.list_checkpoints(self._job), whole.snapshot_name)
         return str(row["name"])

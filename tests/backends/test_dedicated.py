@@ -201,6 +201,27 @@ async def test_a_run_that_fails_leaves_nothing(service: Service, tmp_path: Path)
     await gone(run)
 
 
+# Where a run ends
+
+
+@pytest.mark.parametrize("merged", [False, True])
+async def test_an_adapter_becomes_a_model_as_it_is_or_merged_into_its_base_model(
+    service: Service, tmp_path: Path, merged: bool
+) -> None:
+    model_id = f"adapter-merged-{merged}".lower()
+    run = await service.start(tmp_path, output_model_id=model_id, output_merged=merged, **LORA)
+    name = (await run.result()).model
+    assert name == f"accounts/everburn/models/{model_id}"
+    models = service.emulator.emulator.models
+    promoted, weights = models.get(name), models.weights(name)
+    kind = promoted.described()["kind"]
+    assert kind == ("HF_BASE_MODEL" if merged else "HF_PEFT_ADDON")
+    # Only the merged one has the base model's parameters, and none of an adapter's.
+    assert ("model.embed_tokens.weight" in weights) == merged
+    assert any(".lora_" in each for each in weights) != merged
+    await gone(run)
+
+
 # Where a run starts
 
 
