@@ -68,6 +68,8 @@ class LocalEnvironments:
 
     async def _serve(self, serving: "_Serving") -> None:
         async with self._slots:
+            if serving.leave.done():
+                return  # whoever wanted it has waited long enough
             if self._lasting is not None:
                 await self._lasting.run(serving.make)
                 await self._lasting.run(serving.serve)

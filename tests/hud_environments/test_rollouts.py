@@ -252,6 +252,24 @@ async def test_a_blocking_grader_ends_nobody_elses_run(
     await blocked
 
 
+async def test_an_environment_that_blocks_after_all_have_left_is_one_of_those_that_run(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """So there are never more threads than environments may run at once."""
+    tasks = [a_task("blocking_grader", folder=str(tmp_path)), a_task("variety", start="ab")]
+    runner = await runs.runner(tasks, env_path=ENV, max_environments=1)
+    blocked = asyncio.create_task(complete(runner))
+    await until((tmp_path / "blocks").exists)
+    blocked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await blocked
+    other = asyncio.create_task(complete(runner, GroupKey(cursor=1)))
+    done, _ = await asyncio.wait({other}, timeout=1)
+    assert not done
+    (tmp_path / "go on").touch()
+    await other
+
+
 class Pairs(PolicyAgent):
     """Samples once another environment is up."""
 
