@@ -51,7 +51,8 @@ END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
 async def test_gradients_that_vanish_unseen_are_found_by_verify(chaos: Chaos) -> None:
     """The trainer forgets the first submission of a step and says nothing. Nobody can notice
     while the run trains; what the ledger says of the step isn't what was applied."""
-    await chaos.fault("forward_backward", "wipe_gradients", after=1)
+    # Of step 2: the very first submission may take so long that the second overtakes the fault.
+    await chaos.fault("forward_backward", "wipe_gradients", after=3)
     # One row of each step is late, so that each step has two submissions.
     run = await chaos.start(
         rows=4, task="chaos.tasks", max_head_offpolicy_versions=0, extras={"late": [1, 3]}
