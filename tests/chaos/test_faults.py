@@ -49,14 +49,15 @@ END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
 
 async def test_gradients_that_vanish_are_missed_at_the_update(chaos: Chaos) -> None:
     """The trainer forgets the first submission of a step, and takes the second for all of it."""
-    await chaos.fault("forward_backward", "wipe_gradients", after=1)
+    # Of step 2: the very first submission may take so long that the second overtakes the fault.
+    await chaos.fault("forward_backward", "wipe_gradients", after=3)
     # One row of each step is late, so that each step has two submissions.
     run = await chaos.start(
         rows=4, task="chaos.tasks", max_head_offpolicy_versions=0, extras={"late": [1, 3]}
     )
     await chaos.survived(run, steps=2)
     assert await chaos.faults() == []
-    assert [entry.epoch for entry in run.ledger] == [2, 2]
+    assert [entry.epoch for entry in run.ledger] == [1, 2]
 
 
 async def test_a_session_that_ends_after_an_update_costs_a_recovery(chaos: Chaos) -> None:
