@@ -94,7 +94,7 @@ def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
         assert (metric["loss"] is None) == (not metric["updated"])
         assert metric["reward"] == entry.metrics["rollout/raw_reward"]
         assert metric["snapshot"] == f"policy-{entry.step:04d}"
-        assert re.fullmatch(r"policy-\d{4}-e\d+", metric["snapshot_path"].rpartition("/")[2])
+        assert re.fullmatch(r"policy-\d{4}-e\d+-\w+", metric["snapshot_path"].rpartition("/")[2])
         assert metric.keys() == {
             *("step", "reward", "reward_std_within_group", "rollouts", "valid_rollouts"),
             *("kept_groups", "training_datums", "updated", "loss", "snapshot", "seconds"),
