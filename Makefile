@@ -27,7 +27,7 @@ test: $(INSTALLED) ## Run the tests, all but those of `make chaos`
 chaos: $(INSTALLED) ## Kill, freeze and starve real processes at every named point, on both backends; takes two hours
 	$(BIN)/pytest -q -m "chaos or not chaos" --durations=10 \
 	  tests/chaos tests/backends tests/workflows/test_limits.py tests/workflows/test_same_outcome.py \
-	  tests/workflows/test_upgrades.py
+	  tests/workflows/test_upgrades.py tests/examples/test_improvement.py tests/docs/test_rollouts.py
 
 histories: $(INSTALLED) ## Record anew the histories that tests replay
 	$(BIN)/pytest -q tests/histories/record.py

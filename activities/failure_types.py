@@ -39,7 +39,11 @@ MAX_MESSAGE = 1000
 
 
 def application_error(
-    error: BaseException, *, kind: str | None = None, where: str = "", retryable: bool = False
+    error: BaseException,
+    *details: object,
+    kind: str | None = None,
+    where: str = "",
+    retryable: bool = False,
 ) -> ApplicationError:
     """A domain error as Temporal carries it. Its type is `kind`, else the exception's name;
     `where` is put in front of a text that doesn't name its place itself."""
@@ -47,7 +51,7 @@ def application_error(
     text = redacted(str(error) or type(error).__name__)
     if where and where not in text:
         text = f"{where}: {type(error).__name__}: {text}"
-    return ApplicationError(text[:MAX_MESSAGE], type=name, non_retryable=not retryable)
+    return ApplicationError(text[:MAX_MESSAGE], *details, type=name, non_retryable=not retryable)
 
 
 @contextmanager

@@ -121,6 +121,12 @@ class ShardOrder(Message):
     """Earlier attempts at the same shard."""
 
 
+class RowsFailed(Message):
+    """Details of a shard's failure: how many of its rows failed."""
+
+    failed: int
+
+
 class EvaluateFunction(Message):
     run: RunRef
     version: int
@@ -194,6 +200,8 @@ class Submitted(Message):
     datums: int
     loss_sum: float | None
     """Over its trained tokens; None where the trainer doesn't tell."""
+    total_tokens: float | None = None
+    """Of its datums, prompts included; None where the trainer doesn't tell."""
     distance: PolicyDistance
     loss_metrics: dict[str, float]
     """Of a Python loss, as it returned them."""

@@ -25,6 +25,7 @@ from activities.messages import (
     Prepared,
     ReapResult,
     RolloutOrder,
+    RowsFailed,
     ShardOrder,
 )
 from activities.run_watch import RunWatch
@@ -159,7 +160,7 @@ class RolloutActivities:
 @contextmanager
 def _told_by_kind(where: str = "") -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
-    from everburn.failures import classify
+    from everburn.failures import RowsFailedError, classify
 
     try:
         yield
@@ -169,6 +170,10 @@ def _told_by_kind(where: str = "") -> Iterator[None]:
         raise
     except ApplicationError:
         raise
+    except RowsFailedError as rows:
+        kind = _KINDS.get(classify(rows.first))
+        counted = RowsFailed(failed=rows.failed)
+        raise application_error(rows.first, counted, kind=kind, where=where) from rows.first
     except Exception as error:
         kind = _KINDS.get(classify(error))
         raise application_error(error, kind=kind, where=where) from error

@@ -79,6 +79,7 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     return Submitted(
         datums=len(datums),
         loss_sum=gradients.metrics.get("loss:sum"),
+        total_tokens=gradients.metrics.get("total_tokens:sum"),
         distance=distance,
         loss_metrics=gradients.loss_metrics,
         seconds=seconds,

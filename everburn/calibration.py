@@ -176,7 +176,7 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
             try:
                 outcome = await runner.complete(group, completion, version=0)
             except Exception as error:
-                if classify(error) == "fatal":
+                if classify(error) == "fatal" and config.on_any_rollout_failure != "fail":
                     raise
                 return f"{type(error).__name__}: {error}"
         if outcome.status == "dropped":

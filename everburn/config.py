@@ -297,7 +297,8 @@ class RunConfig(BaseModel):
     )
     on_any_rollout_failure: Literal["drop", "fail"] = Field(
         default="drop",
-        description="What a completion that failed for good means; with fail, an evaluation too.",
+        description="What a completion that failed for good means; fail ends the run once those in "
+        "flight have ended, and for an evaluation too.",
     )
 
     # State

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from everburn.entrypoints import call
-from everburn.failures import classify
+from everburn.failures import WORST_FIRST, RowsFailedError, classify
 from everburn.publications import find_publication
 from everburn.refs import (
     RunRef,
@@ -69,20 +69,23 @@ async def evaluate_shard(
     """Evaluate rows start..stop-1 and keep their samples; neither a finished shard nor a finished
     row is repeated. tries: earlier attempts at the shard.
 
-    Raises what a failing row raises: an evaluation with holes would mislead. A fatal error cancels
-    the other rows; where a row may be tried again, they are let come to their ends first, so that
-    nothing is done again but what has failed. No row outlives the call.
+    Raises:
+        RowsFailedError: an evaluation with holes would mislead. A fatal error cancels the other
+            rows; where a row may be tried again, or any failure ends the run and all are counted,
+            they are let come to their ends first, so that nothing is done again but what has
+            failed. No row outlives the call.
     """
     key = evaluation_shard_key(version, shard)
     if runner.store.exists(key):
         return
     failures: list[Exception] = []
+    count_all = runner.config.on_any_rollout_failure == "fail"
 
     async def evaluate(index: int) -> dict[str, Any] | None:
         try:
             return await runner.evaluate(index, version, tries)
         except Exception as error:
-            if classify(error) == "fatal":
+            if classify(error) == "fatal" and not count_all:
                 raise
             failures.append(error)
             return None
@@ -92,10 +95,12 @@ async def evaluate_shard(
         async with asyncio.TaskGroup() as group:
             samples = [group.create_task(evaluate(index)) for index in rows]
     except ExceptionGroup as fatal:
-        raise fatal.exceptions[0] from None
+        raise RowsFailedError(len(fatal.exceptions), fatal.exceptions[0]) from None
     if failures:
-        # One that counts before one that doesn't.
-        raise min(failures, key=lambda error: classify(error) != "recoverable")
+        # One that is final before one that counts, and that before one that doesn't.
+        failures.sort(key=lambda error: WORST_FIRST.index(classify(error)))
+        counted = sum(classify(error) in ("fatal", "recoverable") for error in failures)
+        raise RowsFailedError(counted, failures[0])
     write = partial(runner.store.put_json, once=True)
     await when_there_is_space(write, key, [sample.result() for sample in samples])
     for index in rows:

@@ -10,6 +10,7 @@ from everburn.rollouts import RecoverableRolloutError
 from everburn.store import StoreError, StoreFullError
 
 Failure = Literal["recoverable", "snapshot_gone", "store_full", "fatal"]
+WORST_FIRST: tuple[Failure, ...] = ("fatal", "recoverable", "snapshot_gone", "store_full")
 
 _TRANSIENT_STATUS = frozenset({408, 429, *range(500, 600)})
 _TRANSPORT_ERRORS = frozenset(
@@ -32,6 +33,16 @@ _TRANSPORT_ERRORS = frozenset(
 class SnapshotGoneError(RuntimeError):
     """The sampler weights of a version died with their session. Says nothing about the task: the
     call is repeated once the version is published again, and counts for nothing."""
+
+
+class RowsFailedError(RuntimeError):
+    """Held-out rows failed. failed: how many, without those whose failure says nothing about them.
+    first: why one did; what that means for the run is what this does."""
+
+    def __init__(self, failed: int, first: Exception) -> None:
+        super().__init__(f"{failed} rows failed, one for: {first}")
+        self.failed = failed
+        self.first = first
 
 
 def classify(error: BaseException) -> Failure:

@@ -1,8 +1,9 @@
 """The files and lines of the HUD x Fireworks recipe, made from a run's own folder.
 
-Owns the output folder (config.json, metrics.jsonl, eval-before.json, eval-after.json) and what the
-recipe says of a step and of the end. All of it can be made again from the run's folder at any time;
-nothing here is the run's record. Doesn't own the options (hud_recipe.py).
+Owns the output folder (config.json, metrics.jsonl, eval-before.json, eval-after.json), the names
+that the recipe has for snapshots and checkpoints, and what it says of a step and of the end. All
+of it can be made again from the run's folder at any time; nothing here is the run's record. Doesn't
+own the options (hud_recipe.py).
 """
 
 import json
@@ -10,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from everburn.checkpoints import find_checkpoint
 from everburn.evaluation import AFTER_KEY, BEFORE_KEY, EvaluationReport, load_report
 from everburn.ledger import LedgerEntry, find_entry
 from everburn.publications import find_publication
@@ -19,23 +21,33 @@ from everburn.refs import RunRef
 from everburn.store import ArtifactStore
 from workers.errors import BadInputError
 from workers.hud_recipe import HudOptions
-from workflows.messages import ROLLOUT_FAILED, RunResult
+from workflows.messages import RolloutsFailed, RunResult
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
-EVALUATIONS = (BEFORE_KEY, AFTER_KEY)
+OFFSET = "metrics_offset"
+"""In config.json: bytes of metrics.jsonl that an earlier run has left, which is resumed."""
+EVALUATIONS = {BEFORE_KEY: "initial", AFTER_KEY: "final"}
+"""The recipe's names of the snapshots that are evaluated, by file."""
+FINAL = "final-state"
 
 
 class RecipeFiles:
-    """The output folder of one run."""
+    """The output folder of one run.
 
-    def __init__(self, options: HudOptions, run: RunRef, folder: Path) -> None:
+    offset: bytes of metrics.jsonl that are an earlier run's, which this one goes on from.
+    """
+
+    def __init__(self, options: HudOptions, run: RunRef, folder: Path, offset: int = 0) -> None:
         self._options = options
         self._run = run
         self._store = ArtifactStore.of(run)
         self._folder = folder
+        self._offset = offset
         self._told = 0
         """Steps in metrics.jsonl."""
+        self._printed: set[str] = set()
+        """Training checkpoints."""
 
     @classmethod
     def open(cls, folder: Path) -> "RecipeFiles":
@@ -48,14 +60,14 @@ class RecipeFiles:
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             run = RunRef.model_validate(known.pop("run"))
+            offset = int(known.pop(OFFSET))
             options = TypeAdapter(HudOptions).validate_python(known)
-        except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise BadInputError(
                 f"{folder} isn't the output folder of an `everburn hud train`: {error}"
             ) from None
-        files = cls(options, run, folder)
-        if options.resume_from is None:
-            (folder / METRICS).write_text("", encoding="utf-8")
+        files = cls(options, run, folder, offset)
+        files._write_beginning()
         return files
 
     @property
@@ -68,12 +80,10 @@ class RecipeFiles:
         A run that resumes from a checkpoint adds to the metrics that are there.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        options = asdict(self._options) | {"run": self._run.model_dump()}
-        _write_json(self._folder / CONFIG, options)
         for name in EVALUATIONS:
             (self._folder / name).unlink(missing_ok=True)
-        if self._options.resume_from is None:
-            (self._folder / METRICS).write_text("", encoding="utf-8")
+        self._offset = len(self._metrics()) if self._options.resume_from is not None else 0
+        self._write_beginning()
 
     def news(self) -> list[str]:
         """Write the metrics of steps that have been committed since; what there is to say."""
@@ -85,71 +95,114 @@ class RecipeFiles:
             self._told += 1
             lines.append(self._step_line(metric))
             if entry.checkpoint is not None:
-                lines.append(f"Training checkpoint: {entry.checkpoint}")
+                name = f"state-{entry.step:04d}"
+                last = entry.step == self._options.steps
+                lines += self._checkpoint(entry.checkpoint, f"{name}, {FINAL}" if last else name)
         return lines
 
-    def epilogue(self, result: RunResult | None, failure: str | None) -> list[str]:
+    def epilogue(self, result: RunResult | None, failed: RolloutsFailed | None) -> list[str]:
         """Write the evaluations; the recipe's last words."""
         lines = self.news()
         reports = {name: load_report(self._store, name) for name in EVALUATIONS}
         for name, report in reports.items():
             if report is not None:
-                _write_json(self._folder / name, _evaluation(report))
+                _write_json(self._folder / name, _evaluation(report, EVALUATIONS[name]))
+        if (final := self._final_state(result)) is not None:
+            lines += self._checkpoint(final, FINAL)
         after = reports[AFTER_KEY]
         if after is not None:
             reward = sum(sample.reward for sample in after.samples) / len(after.samples)
             lines.append(f"Evaluation reward={reward:.3f} on {len(after.samples)} held-out tasks")
-            lines.append(f"Sampler checkpoint: {after.snapshot}")
-        if result is not None and result.checkpoint is not None:
-            lines.append(f"Training checkpoint: {result.checkpoint}")
-        if failure is not None and failure.startswith(ROLLOUT_FAILED):
-            lines.append(self._failed_phase(failure))
+            lines.append(f"Sampler checkpoint: {after.snapshot} ({EVALUATIONS[AFTER_KEY]})")
+        if failed is not None:
+            lines.append(self._failed_phase(failed))
         return [*lines, f"Metrics: {self._folder / METRICS}"]
+
+    def _write_beginning(self) -> None:
+        """The options, and of the metrics what an earlier run has left to go on from."""
+        earlier = self._metrics()[: self._offset]
+        self._offset = len(earlier)  # a file that was taken away meanwhile has no such lines
+        run = {"run": self._run.model_dump(), OFFSET: self._offset}
+        _write_json(self._folder / CONFIG, asdict(self._options) | run)
+        (self._folder / METRICS).write_bytes(earlier)
+
+    def _metrics(self) -> bytes:
+        path = self._folder / METRICS
+        return path.read_bytes() if path.exists() else b""
 
     def _metric(self, entry: LedgerEntry) -> dict[str, Any]:
         sampled = find_publication(self._store, entry.version - 1)
         return {
             "step": entry.step,
-            "reward": entry.metrics.get("rollout/raw_reward", 0.0),
+            "reward": entry.metrics.get("rollout/raw_reward"),
             "reward_std_within_group": entry.metrics["rollout/reward_std_within_group"],
             "rollouts": len(entry.groups) * self._options.group_size,
             "valid_rollouts": entry.metrics["rollout/raw_samples"],
             "kept_groups": entry.metrics["rollout/kept_groups"],
             "training_datums": entry.metrics["rollout/datums"],
             "updated": entry.updated,
-            "loss": entry.metrics.get("train/loss"),
-            "snapshot": None if sampled is None else sampled.snapshot,
+            "loss": _loss(entry),
+            "snapshot": _policy(entry.step),
+            "snapshot_path": None if sampled is None else sampled.snapshot,
             "seconds": entry.seconds,
         }
 
     def _step_line(self, metric: dict[str, Any]) -> str:
+        reward = "n/a" if metric["reward"] is None else f"{metric['reward']:.3f}"
         loss = "n/a" if metric["loss"] is None else f"{metric['loss']:.6g}"
         return (
-            f"step {metric['step']:02d}/{self._options.steps} reward={metric['reward']:.3f} "
+            f"step {metric['step']:02d}/{self._options.steps} reward={reward} "
             f"kept_groups={metric['kept_groups']}/{self._options.tasks_per_step} "
             f"datums={metric['training_datums']} updated={metric['updated']} loss={loss} "
             f"elapsed={metric['seconds']:.1f}s"
         )
 
-    def _failed_phase(self, failure: str) -> str:
-        """A run stops at its first failed rollout; how many more would have failed isn't known."""
+    def _checkpoint(self, path: str, name: str) -> list[str]:
+        """The line of a training checkpoint, once."""
+        if path in self._printed:
+            return []
+        self._printed.add(path)
+        return [f"Training checkpoint: {path} ({name})"]
+
+    def _final_state(self, result: RunResult | None) -> str | None:
+        """What was saved after the last step, also where the run failed then."""
+        if result is not None:
+            return result.checkpoint
+        if self._told < self._options.steps:
+            return None
+        saved = find_checkpoint(self._store, self._told)
+        return None if saved is None else saved.path
+
+    def _failed_phase(self, failed: RolloutsFailed) -> str:
         options = self._options
-        detail = failure.partition("is 'fail': ")[2] or failure
-        if "evaluation of version 0 " in failure:
-            count, phase = options.eval_tasks, "initial"
-        elif "evaluation of version " in failure:
-            count, phase = options.eval_tasks, "final"
+        if not failed.evaluation:
+            count, phase = options.tasks_per_step * options.group_size, _policy(failed.version + 1)
+        elif failed.version == 0 and options.eval_before:
+            count, phase = options.eval_tasks, EVALUATIONS[BEFORE_KEY]
         else:
-            count, phase = (
-                options.tasks_per_step * options.group_size,
-                f"policy-{self._told + 1:04d}",
-            )
-        return f"1/{count} rollouts failed during {phase}: {detail}"
+            count, phase = options.eval_tasks, EVALUATIONS[AFTER_KEY]
+        return f"{failed.failed}/{count} rollouts failed during {phase}: {failed.first}"
 
 
-def _evaluation(report: EvaluationReport) -> dict[str, Any]:
-    """The report with what the grader says as info; HUD's own record stays in the run's folder."""
+def _policy(step: int) -> str:
+    """The recipe's name for the snapshot that a step samples from: it numbers them by steps, and
+    saves one before each, changed or not."""
+    return f"policy-{step:04d}"
+
+
+def _loss(entry: LedgerEntry) -> float | None:
+    """The trainer's loss:sum / total_tokens:sum; None where it tells neither, or nothing was
+    trained."""
+    loss, trained = entry.metrics.get("train/loss"), entry.metrics.get("train/tokens")
+    total = entry.metrics.get("train/total_tokens")
+    return None if loss is None or not trained or not total else loss * trained / total
+
+
+def _evaluation(report: EvaluationReport, name: str) -> dict[str, Any]:
+    """The report with what the grader says as info; HUD's own record stays in the run's folder.
+    name: the recipe's, of the snapshot."""
     values = report.model_dump(mode="json")
+    values = {"snapshot": name, "snapshot_path": values.pop("snapshot")} | values
     for sample in values["samples"]:
         sample["info"].pop("hud", None)
     return values

@@ -95,7 +95,7 @@ class HudOptions:
     backend: Backend
     base_model: str
     tokenizer_model: str | None
-    renderer: str
+    renderer: str | None
     lora_rank: int
     max_seq_len: int
     learning_rate: float
@@ -126,8 +126,12 @@ class HudOptions:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "HudOptions":
-        """Options as given on the command line, where None means the backend's default."""
+        """Options as given on the command line, where None means the backend's default. How another
+        base model is spoken to has none, except on the emulator, whose models bring it along."""
         defaults = asdict(PROFILES[given["backend"]])
+        other = given.get("base_model") not in (None, defaults["base_model"])
+        if other and given["backend"] == "fireworks":
+            del defaults["tokenizer_model"], defaults["renderer"]
         names = [field.name for field in fields(cls)]
         chosen = {name: given[name] for name in names if given.get(name) is not None}
         values: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in names}
@@ -167,6 +171,24 @@ class HudOptions:
             raise BadInputError("--env-path needs --tasks-file")
         if self.eval_before and self.calibrate:
             raise BadInputError("--eval-before excludes --calibrate, which evaluates nothing")
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        """Values with which nothing could be sampled, or only what the model doesn't understand."""
+        spoken = {"--tokenizer-model": self.tokenizer_model, "--renderer": self.renderer}
+        missing = [flag for flag, value in spoken.items() if value is None]
+        if self.backend == "fireworks" and missing:
+            raise BadInputError(
+                f"--base-model {self.base_model} needs its own {' and '.join(missing)}: prompts "
+                f"are rendered here, and the defaults are {FIREWORKS.base_model}'s"
+            )
+        if not 0 < self.sampling_timeout < math.inf:
+            raise BadInputError("--sampling-timeout must be a number of seconds above 0")
+        if self.max_tokens >= self.max_seq_len:
+            raise BadInputError(
+                f"--max-tokens {self.max_tokens} must be below --max-seq-len {self.max_seq_len}, "
+                "which the prompt needs a part of"
+            )
 
     def task_source(self, part: str, folder: Path) -> dict[str, Any]:
         """Keyword arguments of everburn.hud.tasks:rows. Calibration holds nothing out."""

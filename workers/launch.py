@@ -20,12 +20,18 @@ from workers.errors import BadInputError, UserError
 from workers.progress import Progress, progress_on
 from workers.report import Comparison, duration, metrics_table
 from workers.run_file import RunFile, check_run_id, is_local, link_latest, new_run_id
-from workers.runs import QUERY_TIMEOUT, describe_failure, open_runs, request_stop
+from workers.runs import (
+    QUERY_TIMEOUT,
+    describe_failure,
+    open_runs,
+    request_stop,
+    rollouts_failed,
+)
 from workers.scripts import as_typed
 from workers.server import Server
 from workers.signals import interrupts_call
 from workers.terminal import print_line
-from workflows.messages import RunResult, Status
+from workflows.messages import RolloutsFailed, RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 
 if TYPE_CHECKING:
@@ -42,8 +48,8 @@ UNREACHABLE_LIMIT = 60.0
 """Seconds without an answer of the server after which there is no point in waiting."""
 
 News = Callable[[], list[str]]
-Epilogue = Callable[[RunResult | None, str | None], list[str]]
-"""Lines to say of a run's result, or of how it failed."""
+Epilogue = Callable[[RunResult | None, RolloutsFailed | None], list[str]]
+"""Lines to say of a run's result, or of the rollouts that it failed by."""
 
 
 class RunLeft(Exception):
@@ -80,7 +86,7 @@ class Launch:
     goes_on: bool = False
     """Whether `run_id` may be that of a run that has ended."""
     epilogue: Epilogue | None = None
-    """What else there is to say at the end."""
+    """What else there is to say at the end. Then `news` and it tell of the checkpoints."""
 
 
 async def launch(order: Launch, console: Console) -> int:
@@ -103,7 +109,7 @@ async def launch(order: Launch, console: Console) -> int:
                 console, f"run {other.id} goes on beside it: `everburn stop {other.id}` ends it"
             )
     with progress_on(console) as progress:
-        watch = Watch(client, handle, progress, order.news)
+        watch = Watch(client, handle, progress, order)
         ending = await watch.until_end()
     return _tell(order, console, run_id, ending, watch.status)
 
@@ -163,18 +169,22 @@ class Ending:
 
     result: RunResult | None
     failure: str | None = None
+    rollouts: RolloutsFailed | None = None
+    """Where failed rollouts are why."""
 
 
 class Watch:
     """Watches one run, and passes interrupts on to it."""
 
-    def __init__(self, client: "Client", handle: "Handle", progress: Progress, news: News) -> None:
+    def __init__(
+        self, client: "Client", handle: "Handle", progress: Progress, order: Launch
+    ) -> None:
         self.status: Status | None = None
         self._told: set[str] = set()
         self._client = client
         self._handle = handle
         self._progress = progress
-        self._news = news
+        self._order = order
         self._interrupts: list[signal.Signals] = []
         self._interrupted = asyncio.Event()
 
@@ -224,7 +234,7 @@ class Watch:
             try:
                 return Ending(await self._handle.result())
             except WorkflowFailureError as error:
-                return Ending(None, describe_failure(error))
+                return Ending(None, describe_failure(error), rollouts_failed(error))
             except RPCError:
                 await self._server_answers()
 
@@ -256,13 +266,13 @@ class Watch:
 
         from workflows.train_run import TrainRun
 
-        for line in self._news():
+        for line in self._order.news():
             self._progress.say(line)
         try:
             self.status = await self._handle.query(TrainRun.status, rpc_timeout=QUERY_TIMEOUT)
         except (RPCError, WorkflowQueryFailedError):
             return  # no worker at the moment, or nothing to tell yet: the last status stands
-        for saved in self.status.saved:
+        for saved in self.status.saved if self._order.epilogue is None else []:
             if saved not in self._told:
                 self._told.add(saved)
                 self._progress.say(f"checkpoint of {saved}")
@@ -283,20 +293,20 @@ def _tell(
     run = RunRef(store=order.file.config.store, id=run_id)
     result = ending.result
     if result is not None:
-        _tell_result(console, run, result)
+        _tell_result(console, run, result, order.epilogue is None)
     else:
         print_line(console, f"run {run_id} failed: {ending.failure}")
         show = f"{as_typed('temporal')} workflow show --workflow-id {run_id}"
         print_line(console, f"its history: {show} {order.server.options}")
     for note in status.notes if status is not None else []:
         print_line(console, f"note: {note}")
-    for line in order.epilogue(result, ending.failure) if order.epilogue is not None else []:
+    for line in order.epilogue(result, ending.rollouts) if order.epilogue is not None else []:
         print_line(console, line)
     print_line(console, f"run folder: {_shown(run)}")
     return 0 if result is not None else 1
 
 
-def _tell_result(console: Console, run: RunRef, result: RunResult) -> None:
+def _tell_result(console: Console, run: RunRef, result: RunResult, checkpoint: bool) -> None:
     comparison = Comparison.of(run)
     table = comparison.table() or metrics_table(result.evaluations)
     if table is not None:
@@ -310,7 +320,7 @@ def _tell_result(console: Console, run: RunRef, result: RunResult) -> None:
     print_line(console, f"{verb} after {result.steps} steps on {result.rows} rows in {took}")
     if result.recovered is not None:
         print_line(console, f"recovered: {result.recovered.text}")
-    if result.checkpoint is not None:
+    if checkpoint and result.checkpoint is not None:
         print_line(console, f"checkpoint: {result.checkpoint}")
     if result.model is not None:
         print_line(console, f"model: {result.model}")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from workers.errors import UserError
-from workflows.messages import Status, StopRequest
+from workflows.messages import RolloutsFailed, Status, StopRequest
 
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecution, WorkflowFailureError
@@ -159,3 +159,12 @@ def describe_failure(error: "WorkflowFailureError") -> str:
             return cause.message
         case cause:
             return str(cause)
+
+
+def rollouts_failed(error: "WorkflowFailureError") -> RolloutsFailed | None:
+    """What failed of a phase's rollouts, where that ended the run."""
+    from temporalio.exceptions import ApplicationError
+
+    if not isinstance(error.cause, ApplicationError) or not error.cause.details:
+        return None
+    return RolloutsFailed.model_validate(error.cause.details[0])

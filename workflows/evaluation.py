@@ -17,6 +17,7 @@ with workflow.unsafe.imports_passed_through():
         CompleteEvaluation,
         EvaluateFunction,
         EvaluationSummary,
+        RowsFailed,
         ShardOrder,
     )
     from activities.rollouts import RolloutActivities
@@ -37,6 +38,7 @@ class Evaluation:
         self._order = order
         self._values: dict[str, float] = {}
         self._shards = 0
+        self._failed = 0
 
     @workflow.run
     async def run(self, order: EvaluationOrder) -> None:
@@ -64,6 +66,8 @@ class Evaluation:
         self._shards = math.ceil(order.rows / SHARD_ROWS)
         shards = [asyncio.create_task(self._shard(i, slots)) for i in range(self._shards)]
         try:
+            if order.count_failures:
+                await workflow.wait(shards)
             await asyncio.gather(*shards)
         except (Exception, asyncio.CancelledError):
             for shard in shards:
@@ -107,7 +111,14 @@ class Evaluation:
             )
 
         async with slots:
-            await in_attempts(f"rows {start}-{stop - 1}", evaluate)
+            try:
+                await in_attempts(f"rows {start}-{stop - 1}", evaluate)
+            except AttemptsUsedUpError as used_up:
+                self._failed += _failed_rows(used_up.error)
+                raise
+            except ActivityError as error:
+                self._failed += _failed_rows(error)
+                raise
 
     def _explain(self, failure: BaseException, seconds: float) -> str:
         cancelled = is_cancelled_exception(failure)
@@ -149,10 +160,18 @@ class Evaluation:
             error = error or f"the report couldn't be written: {failure.cause}"
         if order.search_attributes and "eval/reward" in metrics:
             workflow.upsert_search_attributes([REWARD.value_set(metrics["eval/reward"])])
-        report = EvaluationReport(version=order.version, metrics=metrics, error=error)
+        report = EvaluationReport(
+            version=order.version, metrics=metrics, error=error, failed=self._failed
+        )
         try:
             await workflow.get_external_workflow_handle(order.run.id).signal(
                 "evaluation_finished", report
             )
         except ApplicationError as failure:
             workflow.logger.info("run %s can't be reached: %s", order.run.id, failure)
+
+
+def _failed_rows(error: ActivityError) -> int:
+    """How many of its rows a shard says have failed; something else may have gone wrong."""
+    details = error.cause.details if isinstance(error.cause, ApplicationError) else ()
+    return RowsFailed.model_validate(details[0]).failed if details else 0

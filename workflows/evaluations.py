@@ -16,7 +16,7 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from everburn.config import RunConfig
     from workflows.evaluation import Evaluation
-    from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport
+    from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport, RolloutsFailed
     from workflows.records import Recorder
     from workflows.state import Fatal, RunState
 
@@ -69,6 +69,7 @@ class Evaluations:
             rows=state.evaluation_rows,
             timeout=self._config.evaluation_timeout,
             search_attributes=state.search_attributes,
+            count_failures=self._config.on_any_rollout_failure == "fail",
         )
         try:
             await workflow.start_child_workflow(
@@ -89,7 +90,7 @@ class Evaluations:
         if state.evaluating != report.version:
             return
         if report.error is not None:
-            self._on_failed(report.version, report.error)
+            self._on_failed(report.version, report.error, report.failed)
         if report.metrics:
             await self._recorder.record_evaluation(report.version, report.metrics)
         first = min(state.evaluations, default=report.version)
@@ -97,7 +98,7 @@ class Evaluations:
         state.evaluations = kept | {report.version: report.metrics}
         state.evaluating = None
 
-    def _on_failed(self, version: int, error: str) -> None:
+    def _on_failed(self, version: int, error: str, failed: int) -> None:
         """Training goes on without the figures, unless any failed rollout is to end the run."""
         self._state.note(f"evaluation of version {version}: {error}")
         if self._config.on_any_rollout_failure == "fail" and self._state.fatal is None:
@@ -105,6 +106,9 @@ class Evaluations:
                 error=f"the evaluation of version {version} failed, and on_any_rollout_failure is "
                 f"'fail': {error}",
                 error_type=ROLLOUT_FAILED,
+                rollouts=RolloutsFailed(
+                    version=version, evaluation=True, failed=failed, first=error
+                ),
             )
 
     async def cancel(self) -> None:

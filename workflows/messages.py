@@ -28,6 +28,7 @@ class GroupOrder(Message):
     rollout_timeout: float
     report_releases: bool
     fail_on_failure: bool
+    """Whether one failed completion fails the group, once all have ended and are counted."""
     last: bool
     """Whether no attempt follows this one."""
 
@@ -50,7 +51,31 @@ class GroupReport(Message):
     """Completions that used what an earlier attempt had finished."""
     failures: list[bool] = Field(default_factory=list)
     error: str | None = None
+    """What failed first."""
     error_type: str | None = None
+    completion: int | None = None
+    """The one that failed first."""
+    failed: int = 0
+    """Completions that ended in a failure."""
+
+
+class RolloutsFailed(Message):
+    """What failed of a phase's rollouts; the details of a run's failure that they are the cause of.
+
+    version: the policy that was sampled. evaluation: of held-out rows; otherwise for training.
+    failed: how many, as far as they had ended. first: why the first one did.
+    """
+
+    version: int
+    evaluation: bool
+    failed: int
+    first: str
+
+    def counting(self, report: GroupReport) -> "RolloutsFailed":
+        """After another group of the same phase has ended."""
+        if self.evaluation or report.version != self.version:
+            return self
+        return self.model_copy(update={"failed": self.failed + report.failed})
 
 
 class Released(Message):
@@ -123,12 +148,16 @@ class EvaluationOrder(Message):
     rows: int
     timeout: float
     search_attributes: bool
+    count_failures: bool = False
+    """Whether an evaluation that fails goes on until all that fails is counted."""
 
 
 class EvaluationReport(Message):
     version: int
     metrics: dict[str, float]
     error: str | None = None
+    failed: int = 0
+    """Rows that failed."""
 
 
 class StopRequest(Message):

@@ -418,12 +418,16 @@ async def save_checkpoint(trainer: TrainerSession, state: RunState, step: int) -
 
 def loss_metrics(submitted: list[Submitted]) -> dict[str, float]:
     """train/loss, per trained token, and a Python loss's own metrics as `loss/*`: means over the
-    requests, weighted by their trained tokens. Absent where a request doesn't tell."""
+    requests, weighted by their trained tokens; and train/total_tokens. Absent where a request
+    doesn't tell."""
     tokens = sum(result.distance.tokens for result in submitted)
     sums = [result.loss_sum for result in submitted]
     values = {}
     if None not in sums:
         values["train/loss"] = math.fsum(each for each in sums if each is not None) / tokens
+    totals = [result.total_tokens for result in submitted]
+    if None not in totals:
+        values["train/total_tokens"] = math.fsum(each for each in totals if each is not None)
     names = set[str].intersection(*(set(result.loss_metrics) for result in submitted))
     for name in sorted(names):
         weighted = (r.loss_metrics[name] * r.distance.tokens for r in submitted)

@@ -26,7 +26,13 @@ with workflow.unsafe.imports_passed_through():
     from everburn.refs import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
     from workflows.attempts import MAX_FAILURES, MAX_LOSSES
-    from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
+    from workflows.messages import (
+        ROLLOUT_FAILED,
+        GroupOrder,
+        GroupReport,
+        Released,
+        RolloutsFailed,
+    )
     from workflows.prompt_group import OVERTIME, PromptGroup
     from workflows.state import Fatal, GroupOut, RowHistory, RunState
 
@@ -143,8 +149,13 @@ class Producer:
         if state.fatal is None:
             return False
         if self._config.on_fatal == "fail" and not state.fatal.holds:
+            if self._config.on_any_rollout_failure == "fail" and state.fatal.group is not None:
+                await self._count_failures()
             raise ApplicationError(
-                state.fatal.error, type=state.fatal.error_type, non_retryable=True
+                state.fatal.error,
+                *([state.fatal.rollouts] if state.fatal.rollouts is not None else []),
+                type=state.fatal.error_type,
+                non_retryable=True,
             )
         state.phase = "held"
         state.waiting_for = "resume, skip_row or stop"
@@ -341,6 +352,12 @@ class Producer:
         state.rejected = state.rejected.plus(report.survivors, report.reward_sum)
         self._resolve_rejected(report.key.cursor)
 
+    async def _count_failures(self) -> None:
+        """Where any failure ends the run, the phase ends first: all that fails is counted."""
+        state = self._state
+        state.phase, state.waiting_for = "failing", "the rollouts in flight, to count what fails"
+        await workflow.wait_condition(lambda: not state.out or state.stop)
+
     def _resolve_rejected(self, cursor: int) -> None:
         self._state.counters.rows_rejected += 1
         self._state.cursor.resolve(cursor)
@@ -357,12 +374,24 @@ class Producer:
 
     def _fail(self, report: GroupReport) -> None:
         self._give_back(report.key)
-        if self._state.fatal is None:
+        fatal = self._state.fatal
+        if fatal is None:
+            first = error = report.error or "a rollout failed"
+            if report.error_type == ROLLOUT_FAILED:
+                error = (
+                    f"row {report.key.cursor} · completion {report.completion} failed, and "
+                    f"on_any_rollout_failure is 'fail': {first}"
+                )
             self._state.fatal = Fatal(
-                error=report.error or "a rollout failed",
+                error=error,
                 error_type=report.error_type or ROLLOUT_FAILED,
                 group=report.key,
+                rollouts=RolloutsFailed(
+                    version=report.version, evaluation=False, failed=report.failed, first=first
+                ),
             )
+        elif fatal.rollouts is not None:
+            fatal.rollouts = fatal.rollouts.counting(report)
 
     def _out(self, key: GroupKey) -> GroupOut | None:
         out = self._state.out.get(key.cursor)

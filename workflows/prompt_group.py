@@ -36,6 +36,7 @@ class PromptGroup:
     def __init__(self, order: GroupOrder) -> None:
         self._order = order
         self._outcomes: list[RolloutOutcome] = []
+        self._first_failure: GroupReport | None = None
         self._reported = 0
 
     @workflow.run
@@ -58,6 +59,9 @@ class PromptGroup:
         ]
         try:
             await asyncio.gather(*completions)
+            if self._order.fail_on_failure and self._first_failure is not None:
+                failed = sum(outcome.status == "failed" for outcome in self._outcomes)
+                return self._first_failure.model_copy(update={"failed": failed})
             return await self._complete_group()
         except (Exception, asyncio.CancelledError) as error:
             for task in completions:
@@ -73,6 +77,7 @@ class PromptGroup:
                 fate="fatal",
                 error=getattr(cause, "message", str(cause)),
                 error_type=getattr(cause, "type", None) or type(cause).__name__,
+                failed=1,
             )
 
     async def _cancel_if_orphaned(self, work: "asyncio.Task[GroupReport]") -> None:
@@ -93,22 +98,30 @@ class PromptGroup:
                 return
 
     async def _complete(self, completion: int) -> None:
-        """One completion to its terminal record, through retries. Raises what is fatal."""
+        """One completion to its terminal record, through retries. Raises what is fatal, unless any
+        failure is, and all are counted."""
         try:
             outcome = await in_attempts(
                 f"completion {completion}", lambda tries: self._rollout(completion, tries)
             )
         except AttemptsUsedUpError as used_up:
-            outcome = self._failed(completion, message_of(used_up.error))
+            outcome = self._failed(completion, message_of(used_up.error), ROLLOUT_FAILED)
+        except ActivityError as error:
+            if not self._order.fail_on_failure or not isinstance(error.cause, ApplicationError):
+                raise
+            outcome = self._failed(completion, message_of(error), error.cause.type)
         self._outcomes.append(outcome)
         await self._release()
 
-    def _failed(self, completion: int, text: str) -> RolloutOutcome:
-        if self._order.fail_on_failure:
-            raise ApplicationError(
-                f"row {self._order.key.cursor} · completion {completion} failed, and "
-                f"on_any_rollout_failure is 'fail': {text}",
-                type=ROLLOUT_FAILED,
+    def _failed(self, completion: int, text: str, kind: str | None) -> RolloutOutcome:
+        if self._first_failure is None:
+            self._first_failure = GroupReport(
+                key=self._order.key,
+                version=self._order.version,
+                fate="fatal",
+                error=text,
+                error_type=kind,
+                completion=completion,
             )
         return RolloutOutcome(completion=completion, status="failed", error=text[:MAX_ERROR])
 

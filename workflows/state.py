@@ -16,7 +16,7 @@ from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor
 from everburn.scheduling.gauges import Gauges
 from everburn.scheduling.queue import GroupQueue
-from workflows.messages import LeaseEnded, Recovered
+from workflows.messages import LeaseEnded, Recovered, RolloutsFailed
 
 STATE_SCHEMA = 1
 MAX_NOTES = 10
@@ -78,6 +78,8 @@ class Fatal(BaseModel):
     error: str
     error_type: str
     group: GroupKey | None = None
+    rollouts: RolloutsFailed | None = None
+    """Where the cause is one of them, or an evaluation's."""
     holds: bool = False
     """Whether it holds the run whatever on_fatal says: nothing is wrong with the run itself."""
 

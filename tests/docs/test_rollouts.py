@@ -13,14 +13,15 @@ import pytest
 from everburn.config import parse_config
 from everburn.emulator.base_model import TINY
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
-from everburn.refs import ROWS_KEY, GroupKey, rollout_key
+from everburn.ledger import read_ledger
+from everburn.refs import ROWS_KEY, GroupKey, RunRef, rollout_key
 from everburn.resources import registered
 from everburn.rollout_runner import RolloutRunner
 from everburn.rollouts import RolloutRun
 from everburn.store import ArtifactStore
 from everburn.task import prepare_task
 from support.agents import a_run
-from support.command_line import ROOT
+from support.command_line import ROOT, Everburn
 from support.emulator import RunningEmulator
 from support.policies import ScriptedPolicy, qwen3_tokenizer, setup_of
 
@@ -28,6 +29,7 @@ PAGE = (ROOT / "docs" / "rollouts.md").read_text()
 TASKS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, flags=re.DOTALL))
 HUD = dict(re.findall(r"```python\n# (letters/\w+\.py)\n(.*?)```", PAGE, flags=re.DOTALL))
 """A HUD environment and its tasks, which know nothing of Everburn."""
+MODELS = {name: TASKS.pop(name) for name in list(TASKS) if name.endswith("_model")}
 QWEN3 = {"renderer": {"name": "qwen3", "enable_thinking": False}}
 
 
@@ -35,22 +37,28 @@ QWEN3 = {"renderer": {"name": "qwen3", "enable_thinking": False}}
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The page's files, where they can be imported."""
     folder = tmp_path_factory.mktemp("tasks")
-    for name, code in TASKS.items():
-        (folder / f"{name}.py").write_text(code)
+    write_files(folder)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     yield
     sys.path.remove(str(folder))
-    for name in TASKS:
+    for name in TASKS | MODELS:
         sys.modules.pop(name, None)
 
 
-def test_every_block_of_code_is_a_task() -> None:
+def write_files(folder: Path) -> None:
+    for name, code in (TASKS | MODELS).items():
+        (folder / f"{name}.py").write_text(code)
+
+
+def test_every_block_of_code_is_a_task_or_a_model() -> None:
     assert len(TASKS) >= 6 and HUD.keys() == {"letters/env.py", "letters/tasks.py"}
-    assert len(TASKS) + len(HUD) == len(re.findall(r"```python\n", PAGE))
+    assert MODELS.keys() == {"guess_model"}
+    blocks = len(re.findall(r"```python\n", PAGE))
+    assert len(TASKS) + len(HUD) + len(MODELS) == blocks
 
 
-def test_the_configuration_is_one(tmp_path: Path) -> None:
+def test_the_configuration_is_one() -> None:
     config = parse_config(configurations()[0])
     assert config.rollout.name == "sums_task:make_rollout_fn"
 
@@ -97,15 +105,51 @@ async def test_the_task_runs(emulator: RunningEmulator, tmp_path: Path, name: st
         assert record.info["appends"] == 2
 
 
+async def test_the_small_model_knows_its_format(emulator: RunningEmulator, tmp_path: Path) -> None:
+    model = "guess_model:recipe"
+    record, _ = await completed(emulator, tmp_path, "guess_task", base_model=model)
+    assert record.info["guesses"] and all(guess.isdigit() for guess in record.info["guesses"])
+
+
+@pytest.mark.chaos  # a minute: 32 steps
+def test_the_pages_files_run_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(configurations()[0]))
+    everburn = Everburn(tmp_path)
+    try:
+        run = everburn.start("run", "run.json")
+        assert run.wait(timeout=1800) == 0, everburn.told()
+        ledger = read_ledger(ArtifactStore.of(latest(tmp_path)))
+        rewards = [entry.metrics["rollout/raw_reward"] for entry in ledger]
+        assert len(rewards) == 32 and sum(rewards[-8:]) > sum(rewards[:8])
+
+        game = {
+            "rollout": "guess_task:make_rollout_fn",
+            "dataset": {"name": "guess_task:rows"},
+            "base_model": "guess_model:recipe",
+        }
+        (tmp_path / "run.json").write_text(json.dumps(configurations()[0] | game))
+        run = everburn.start("run", "run.json")
+        assert run.wait(timeout=600) == 0, everburn.told()
+        assert len(read_ledger(ArtifactStore.of(latest(tmp_path)))) == 2
+    finally:
+        everburn.close()
+
+
+def latest(folder: Path) -> RunRef:
+    """The run that was started last there."""
+    return RunRef(store=str(folder / "runs"), id=(folder / "runs/latest").resolve().name)
+
+
 async def completed(
-    emulator: RunningEmulator, folder: Path, name: str
+    emulator: RunningEmulator, folder: Path, name: str, base_model: str = TINY
 ) -> tuple[CompletionRecord, RolloutRun]:
     """A completion of a task's first row, as a rollout worker makes it."""
     kwargs: dict[str, Any] = {"kwargs": {"count": 2}} if name == "sums_task" else {}
     fields: dict[str, Any] = {
         "rollout": f"{name}:make_rollout_fn",
         "dataset": {"name": f"{name}:rows"} | kwargs,
-        "base_model": TINY,
+        "base_model": base_model,
         "extras": {"sandboxes": str(folder / "sandboxes")},
         "shuffle": False,
     }

@@ -212,3 +212,37 @@ def test_tasks_are_looked_at_before_anything_is_written(
     done = CliRunner().invoke(app, ["hud", "train", "--taskset", "mine"])
     assert "set HUD_API_KEY" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_base_model_needs_its_own_tokenizer_and_renderer(tmp_path: Path) -> None:
+    other: dict[str, Any] = {"base_model": "accounts/fireworks/models/other"}
+    assert complaint(tmp_path, **other) == (
+        "--base-model accounts/fireworks/models/other needs its own --tokenizer-model and "
+        "--renderer: prompts are rendered here, and the defaults are "
+        "accounts/fireworks/models/qwen3p8-27b's"
+    )
+    other["tokenizer_model"] = "Other/Other"
+    assert "needs its own --renderer:" in complaint(tmp_path, **other)
+    options(**other, renderer="default").check(tmp_path)
+    options(base_model=options().base_model).check(tmp_path)
+    # A model of the emulator brings its tokenizer along.
+    options(backend="emulator", base_model="accounts/everburn/models/tiny").check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sampling_timeout": 0.0}, "--sampling-timeout must be a number of seconds above 0"),
+        ({"sampling_timeout": -1.0}, "--sampling-timeout must be a number of seconds above 0"),
+        ({"sampling_timeout": float("inf")}, "--sampling-timeout must be a number of seconds"),
+        ({"sampling_timeout": float("nan")}, "--sampling-timeout must be a number of seconds"),
+        ({"max_tokens": 8192}, "--max-tokens 8192 must be below --max-seq-len 8192"),
+        ({"max_seq_len": 100}, "--max-tokens 2048 must be below --max-seq-len 100"),
+    ],
+)
+def test_values_with_which_nothing_can_be_sampled(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    assert complaint(tmp_path, **given).startswith(said)
+    # The recipe's own checks come first.
+    assert complaint(tmp_path, **given, steps=0) == "--steps must be at least 1"

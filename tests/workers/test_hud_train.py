@@ -4,14 +4,18 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everburn.emulator.base_model import TINY
-from everburn.ledger import read_ledger
-from everburn.refs import RunRef
+from everburn.learning.group import load_group
+from everburn.learning.rollout_file import read_rollout
+from everburn.ledger import LedgerEntry, read_ledger
+from everburn.refs import GroupKey, RunRef, rollout_key
+from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 from support.command_line import Everburn, wait_until
 from workers.stack_folder import StackFolder
@@ -57,8 +61,8 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "out/metrics.jsonl").read_text().splitlines()]
+def metrics(folder: Path, out: str = "out") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
@@ -78,7 +82,8 @@ def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
     assert (config["backend"], config["steps"], config["max_tokens"]) == ("emulator", 4, 6)
     run_id = config["run"]["id"]
     assert re.fullmatch(r"hud-\d{8}-\d{6}", run_id)
-    ledger = read_ledger(ArtifactStore.of(RunRef.model_validate(config["run"])))
+    store = ArtifactStore.of(RunRef.model_validate(config["run"]))
+    ledger = read_ledger(store)
 
     found = metrics(folder)
     assert [metric["step"] for metric in found] == [1, 2, 3, 4]
@@ -88,14 +93,19 @@ def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
         assert metric["training_datums"] == 4 * metric["kept_groups"]
         assert (metric["loss"] is None) == (not metric["updated"])
         assert metric["reward"] == entry.metrics["rollout/raw_reward"]
-        assert metric["snapshot"]
+        assert metric["snapshot"] == f"policy-{entry.step:04d}"
+        assert re.fullmatch(r"policy-\d{4}-e\d+-\w+", metric["snapshot_path"].rpartition("/")[2])
         assert metric.keys() == {
             *("step", "reward", "reward_std_within_group", "rollouts", "valid_rollouts"),
             *("kept_groups", "training_datums", "updated", "loss", "snapshot", "seconds"),
+            "snapshot_path",
         }
+        if entry.updated:
+            assert metric["loss"] == pytest.approx(loss_over_all_tokens(store, entry))
     assert not (folder / "out/eval-before.json").exists()
     after = read(folder / "out/eval-after.json")
-    assert after.keys() == {"snapshot", "temperature", "max_tokens", "samples"}
+    assert after.keys() == {"snapshot", "snapshot_path", "temperature", "max_tokens", "samples"}
+    assert after["snapshot"] == "final"
     assert (after["temperature"], after["max_tokens"], len(after["samples"])) == (0.0, 6, 3)
     for sample in after["samples"]:
         assert sample["info"] == {"got": len(set(sample["answer"]))}
@@ -108,10 +118,12 @@ def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
         len(re.findall(r"^step 0\d/4 reward=\d\.\d{3} kept_groups=\d/2 datums=\d+", text, re.M))
         == 4
     )
-    checkpoints = re.findall(r"^Training checkpoint: (\S+)$", text, re.M)
-    assert [path.rpartition("/")[2] for path in checkpoints] == ["state-2", "state-4", "state-4"]
+    checkpoints = dict(re.findall(r"^Training checkpoint: (\S+) \((.+)\)$", text, re.M))
+    assert list(checkpoints.values()) == ["state-0002", "state-0004, final-state"]
+    assert [path.rpartition("/")[2] for path in checkpoints] == ["state-2", "state-4"]
+    assert all(text.count(path) == 1 for path in checkpoints)
     assert re.search(r"^Evaluation reward=\d\.\d{3} on 3 held-out tasks$", text, re.M)
-    assert f"Sampler checkpoint: {after['snapshot']}" in text
+    assert f"Sampler checkpoint: {after['snapshot_path']} (final)" in text
     assert everburn.processes() == []
 
     # The files can be made again from the run's own folder.
@@ -121,6 +133,21 @@ def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
     done = everburn("hud", "files", "out")
     assert done.returncode == 0, done.stderr
     assert (metrics(folder), read(folder / "out/eval-after.json")) == before
+
+
+def loss_over_all_tokens(store: ArtifactStore, entry: LedgerEntry) -> float:
+    """The step's loss, divided by every token that was sent to be trained, prompts included."""
+    sent = trained = 0
+    for name in entry.groups:
+        key = GroupKey.parse(name)
+        for member in load_group(store, key).members:
+            if member.advantage:
+                for segment in read_rollout(store, rollout_key(key, member.completion))[1].segments:
+                    # The last token predicts none.
+                    sent += len(segment.tokens) - 1
+                    trained += sum(segment.loss_mask)
+    assert sent > trained == entry.metrics["train/tokens"]
+    return entry.metrics["train/loss"] * trained / sent
 
 
 def rows_of(ledger: Any, config: dict[str, Any]) -> set[str]:
@@ -136,7 +163,7 @@ def test_a_failed_rollout_ends_the_run_and_is_no_zero(everburn: Everburn, folder
     done = everburn(*TRAIN, "--steps", "2")
     assert done.returncode == 1, done.stdout
     (line,) = re.findall(r"^\d+/8 rollouts failed during .*$", done.stdout, re.M)
-    assert line.startswith("1/8 rollouts failed during policy-0001: ")
+    assert line.startswith("8/8 rollouts failed during policy-0001: ")
     assert "no judge today" in line
     assert metrics(folder) == []
 
@@ -144,6 +171,10 @@ def test_a_failed_rollout_ends_the_run_and_is_no_zero(everburn: Everburn, folder
 def test_calibration_reports_spread_and_samples_and_touches_no_file(
     everburn: Everburn, folder: Path
 ) -> None:
+    (folder / "out").mkdir()
+    for name in ("config.json", "metrics.jsonl", "eval-before.json", "eval-after.json"):
+        (folder / "out" / name).write_text(f"{name} of a run\n")
+    before = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
     done = everburn(*TRAIN, "--calibrate", "--debug-samples", "2")
     assert done.returncode == 0, done.stderr
     first, *others = done.stdout.splitlines()
@@ -156,6 +187,105 @@ def test_calibration_reports_spread_and_samples_and_touches_no_file(
         line for line in others if re.fullmatch(r"--- reward=\d\.\d\d output_tokens=\d", line)
     ]
     assert len(samples) == 2
-    assert not (folder / "out").exists()
+    assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == before
     assert not (folder / "runs").exists()
     assert everburn.processes() == []
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everburn]:
+    """A folder whose services run on, for runs that differ in their environments only."""
+    command = Everburn(tmp_path_factory.mktemp("stack").resolve())
+    command.start("dev")
+    wait_until(lambda: StackFolder(command.folder).find(), "the stack", timeout=300)
+    yield command
+    command.close()
+
+
+def train(stack: Everburn, name: str, env: str, *more: str, out: str) -> tuple[int, str]:
+    """Train one step in an environment of its own; the exit code, and what was said."""
+    mine = stack.folder / name
+    mine.mkdir()
+    (mine / "env.py").write_text(env)
+    (mine / "tasks.py").write_text(TASKS)
+    places = ("--tasks-file", f"{name}/tasks.py", "--env-path", f"{name}/env.py")
+    done = stack(*TRAIN, *places, "--steps", "1", "--output-dir", out, *more)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+FLAT = ENV.replace("reward=float(got % 2)", "reward=1.0")
+SPREAD = ENV.replace("reward=float(got % 2)", "reward=sum(map(ord, text)) % 101 / 101")
+
+
+def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> None:
+    more = ("--eval-before", "--checkpoint-every", "1")
+    code, text = train(stack, "flat", FLAT, *more, out="out")
+    assert code == 0, text
+    (first,) = metrics(stack.folder)
+    assert (first["updated"], first["kept_groups"], first["loss"]) == (False, 0, None)
+    assert "kept_groups=0/2 datums=0 updated=False loss=n/a" in text
+
+    # Saved without an update too, and told once.
+    ((path, name),) = re.findall(r"^Training checkpoint: (\S+) \((.+)\)$", text, re.M)
+    assert (path.rpartition("/")[2], name) == ("state-1", "state-0001, final-state")
+    assert text.count(path) == 1
+
+    # Before and after: the same tasks and parameters, and here the same weights.
+    before, after = (read(stack.folder / f"out/eval-{when}.json") for when in ("before", "after"))
+    assert (before["snapshot"], after["snapshot"]) == ("initial", "final")
+    assert before["snapshot_path"] == after["snapshot_path"]
+    for key in ("temperature", "max_tokens", "samples"):
+        assert before[key] == after[key]
+    assert (before["temperature"], before["max_tokens"], len(before["samples"])) == (0.0, 6, 3)
+    assert len({sample["prompt"] for sample in before["samples"]}) == 3
+    for line in (
+        r"before +after",
+        r"correct +3 \(100\.0%\) +3 \(100\.0%\)",
+        r"at the token limit +\d \(\d+\.\d%\) +\d \(\d+\.\d%\)",
+        r"wrong +0 \(0\.0%\) +0 \(0\.0%\)",
+        r"invalid +0 \(0\.0%\) +0 \(0\.0%\)",
+        r"mean output tokens +[\d.]+ +[\d.]+",
+    ):
+        assert re.search(line, text), line
+
+    more = ("--resume-from", path, "--require-update")
+    code, text = train(stack, "spread", SPREAD, *more, out="out")
+    assert code == 0, text
+    config = read(stack.folder / "out/config.json")
+    run = RunRef.model_validate(config["run"])
+    assert (config["resume_from"], stored_config(run).init_from_checkpoint) == (path, path)
+    assert not (stack.folder / "out/eval-before.json").exists()
+    found = metrics(stack.folder)
+    assert found[0] == first
+    assert [metric["updated"] for metric in found] == [False, True]
+    for _ in range(2):
+        assert stack("hud", "files", "out").returncode == 0
+        assert metrics(stack.folder) == found
+
+
+def test_a_step_without_spread_is_an_error_where_an_update_is_required(stack: Everburn) -> None:
+    code, text = train(stack, "required", FLAT, "--require-update", out="required-out")
+    assert code == 1
+    assert "step 1: all completions of each row got the same reward" in text
+    assert (stack.folder / "required-out/metrics.jsonl").read_text() == ""
+    assert not (stack.folder / "required-out/eval-after.json").exists()
+
+
+def test_the_final_state_is_there_before_the_final_evaluation(stack: Everburn) -> None:
+    from everburn.hud.tasks import rows
+
+    (stack.folder / "probe").mkdir()
+    for name, text in (("env.py", ENV), ("tasks.py", TASKS)):
+        (stack.folder / "probe" / name).write_text(text)
+    source = {"tasks_file": str(stack.folder / "probe/tasks.py"), "training": 2, "held_out": 3}
+    held_out = [row["args"]["start"] for row in rows(part="held_out", seed=0, **source)]
+    broken = ENV.replace('text.startswith("{")', f"start in {held_out}")
+    code, text = train(stack, "broken", broken, out="broken-out")
+    assert code == 1
+    (line,) = re.findall(r"^\d+/\d+ rollouts failed during .*$", text, re.M)
+    assert line.startswith("3/3 rollouts failed during final: ")
+    assert "no judge today" in line
+    assert re.search(r"^Training checkpoint: \S+/state-1 \(final-state\)$", text, re.M)
+    assert [metric["step"] for metric in metrics(stack.folder, "broken-out")] == [1]
+    assert not (stack.folder / "broken-out/eval-after.json").exists()

@@ -175,4 +175,12 @@ async def test_an_evaluation_that_fails_ends_a_run_that_takes_no_failure(
     assert failure.type == "RolloutFailed"
     assert f"the evaluation of version {broken} failed" in failure.message
     assert "no grader here" in failure.message
+    assert failure.details == (
+        {
+            "version": broken,
+            "evaluation": True,
+            "failed": 3,
+            "first": "RuntimeError: no grader here",
+        },
+    )
     assert run.trained == trained

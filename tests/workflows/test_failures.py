@@ -21,6 +21,9 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
 
 
+ASLEEP = "RecoverableRolloutError: the judge of row 0 is asleep"
+
+
 async def fail(draw: Draw) -> float:
     raise RecoverableRolloutError(f"the judge of row {draw.row} is asleep")
 
@@ -165,6 +168,54 @@ async def test_any_failure_ends_the_run_where_the_recipe_says_so(start_tuned: St
     assert failure.type == "RolloutFailed"
     assert "row 0 · completion 1 failed" in failure.message
     assert "the judge of row 0 is asleep" in failure.message
+    (details,) = failure.details
+    assert (details["version"], details["evaluation"], details["failed"]) == (0, False, 1)
+    assert details["first"].endswith("row 0 · completion 1: " + ASLEEP)
+
+
+async def test_where_any_failure_ends_the_run_the_phase_ends_first_and_all_are_counted(
+    start_tuned: Start,
+):
+    """Also those of other rows, those that fail later, and those that are no bad luck."""
+    others = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 0:
+            return await fail(draw) if draw.completion == 0 else draw.completion
+        await others.passed()
+        if draw.row == 1:
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await start_tuned(
+        Script(play),
+        rows=3,
+        prompt_groups_per_step=3,
+        collect_full_batch=True,
+        on_any_rollout_failure="fail",
+    )
+    await run.until(phase="failing")
+    others.open()
+    failure = await run.failure()
+    assert failure.type == "RolloutFailed"
+    (details,) = failure.details
+    assert (details["version"], details["evaluation"], details["failed"]) == (0, False, 3)
+    assert details["first"].endswith("row 0 · completion 0: " + ASLEEP)
+    assert len(run.script.ended) == 8 and run.trained == []
+
+
+async def test_a_fatal_rollout_tells_its_phase_too(start_tuned: Start):
+    async def play(draw: Draw) -> float:
+        if draw.version == 1:
+            raise KeyError("tool")
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=2, on_any_rollout_failure="fail")
+    failure = await run.failure()
+    assert failure.type == "KeyError"
+    (details,) = failure.details
+    assert "KeyError: 'tool'" in details["first"]
+    assert (details["version"], details["failed"]) == (1, 2)
 
 
 async def test_a_run_that_holds_goes_on_once_the_cause_is_mended(start_tuned: Start):
