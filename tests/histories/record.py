@@ -180,7 +180,7 @@ async def a_dedicated_run(farm: Farm, folder: Path) -> Run:
     """A trainer job and a deployment are made, waited for and given back."""
     with running_emulator(folder / "emulator") as emulator, pytest.MonkeyPatch.context() as patch:
         patch.setenv(EMULATOR_URL_ENV, emulator.url)
-        fields = tiny_turns.fields("", backend="emulator-dedicated", base_url=None)
+        fields = tiny_turns.fields(emulator.url, backend="emulator-dedicated") | {"base_url": None}
         run = await farm.start(Script(), Path("runs"), rows=4, **fields)
         await asyncio.wait_for(run.handle.result(), PATIENCE)
     return run
