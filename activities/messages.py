@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from typing import Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 
+from everburn.controls import Control
 from everburn.learning.diagnostics import PolicyDistance
-from everburn.ledger import AdamParams, Control, PreparedBatch
+from everburn.ledger import AdamParams, PreparedBatch
 from everburn.metrics import Number
 from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
 from everburn.run_folder import Owner
@@ -17,11 +18,14 @@ class Message(BaseModel):
 
 
 class CreateRun(Message):
-    """Make the run's folder and keep its configuration there."""
+    """Make the run's folder and keep its configuration there. at, step: when, and after which
+    step."""
 
     run: RunRef
     config: dict[str, object]
     owner: Owner
+    at: float
+    step: int
 
 
 class RunCreated(Message):
@@ -332,8 +336,10 @@ class CommitStep(Message):
     adam: AdamParams
     snapshot: str
     checkpoint: str | None
-    changes: dict[str, JsonValue]
-    controls: list[Control]
+    life: int
+    told: tuple[int, int]
+    """What the run was told since the previous commit: the first number, and the one after the
+    last."""
     seconds: float
     metrics: dict[str, float | int]
     rejected: RewardSum
@@ -388,6 +394,11 @@ class SkipGroup(Message):
     run: RunRef
     group: GroupKey
     version: int
+
+
+class RecordControl(Message):
+    run: RunRef
+    control: Control
 
 
 class RecordProducer(Message):

@@ -22,6 +22,7 @@ from activities.messages import (
     CreateRun,
     FinishRun,
     ProducerSample,
+    RecordControl,
     RecordEvaluation,
     RecordProducer,
     RunCreated,
@@ -30,6 +31,7 @@ from activities.messages import (
 from activities.search_attributes import SEARCH_ATTRIBUTES
 from everburn import metrics
 from everburn.config import parse_config
+from everburn.controls import record_control
 from everburn.evaluation import keep_before_and_after
 from everburn.learning.group import skip_group
 from everburn.ledger import LedgerEntry
@@ -50,7 +52,12 @@ class RecordActivities:
         """Make the run's folder, and learn what the server supports."""
         with final_errors(StoreError):
             await when_there_is_space(
-                create_run_folder, order.run, parse_config(order.config), order.owner
+                create_run_folder,
+                order.run,
+                parse_config(order.config),
+                order.owner,
+                order.at,
+                order.step,
             )
         return RunCreated(search_attributes=await self._has_search_attributes())
 
@@ -77,6 +84,12 @@ class RecordActivities:
                 order.version,
                 stored_config(order.run).completions_per_prompt,
             )
+
+    @activity.defn
+    async def record_control(self, order: RecordControl) -> None:
+        """Keep what the run was told, or how it ended."""
+        with final_errors(StoreError):
+            await when_there_is_space(record_control, ArtifactStore.of(order.run), order.control)
 
     @activity.defn
     async def record_producer(self, order: RecordProducer) -> None:
@@ -145,8 +158,8 @@ def _commit(order: CommitStep) -> LedgerEntry:
             adam=order.adam,
             snapshot=order.snapshot,
             checkpoint=order.checkpoint,
-            changes=order.changes,
-            controls=order.controls,
+            life=order.life,
+            told=order.told,
             seconds=order.seconds,
             metrics=order.metrics,
         ),

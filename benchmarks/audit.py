@@ -1,8 +1,8 @@
 """What must be true of a run after whatever has happened to its processes.
 
 Owns the assertions over a finished run of tiny_task: verified against its ledger, each row one
-fate, no finished completion executed again, nothing left at the services. Doesn't own the
-verification itself (everburn/verification.py).
+fate, no finished completion executed again, nothing left at the services, and workflow code that
+does again what it did. Doesn't own the verification itself (everburn/verification.py).
 """
 
 import asyncio
@@ -17,25 +17,37 @@ from typing import Any
 import httpx
 from temporalio.client import Client
 
+from benchmarks.histories import first_execution, replay, run_histories
 from benchmarks.processes import PATIENCE, Stack
 from benchmarks.tiny_task import Execution, read_executions
 from everburn.backends import EMULATOR_URL_ENV
+from everburn.learning.group import all_groups
 from everburn.ledger import read_ledger
 from everburn.provisioning import find_resources
-from everburn.refs import GroupKey, RunRef, rollout_key
+from everburn.refs import RunRef
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 from everburn.verification import Verified, row_count, verify
+from workers.plugin import everburn_plugin
 
 
 class AuditError(AssertionError):
     """A run that isn't what it should be."""
 
 
+SILENCE = 25.0
+"""Seconds without a sign of life after which a session's holder is dead: it sends one every 10."""
+
+
 async def audit(
-    run: RunRef, stack: Stack, executions: Path, again: Collection[int] = ()
+    run: RunRef,
+    stack: Stack,
+    executions: Path,
+    again: Collection[int] = (),
+    known: Collection[str] = (),
 ) -> Verified:
     """Check a completed run. again: rows that were begun anew on purpose, after an error of theirs.
+    known: sessions that lived at the service before the run.
 
     Raises:
         AuditError, VerificationError: naming the first thing that is wrong.
@@ -45,6 +57,8 @@ async def audit(
     check_executions(run, list(read_executions(executions)), again)
     await check_nothing_runs(stack.client, run)
     await check_nothing_is_kept(stack, run)
+    await check_no_session_lives(stack, known)
+    await check_replay(stack.client, run)
     return verified
 
 
@@ -68,7 +82,7 @@ def check_fates(run: RunRef, verified: Verified) -> None:
     if verified.rows_trained + verified.rows_rejected != rows:
         raise AuditError(f"{verified} doesn't account for the run's {rows} rows")
     ledger = read_ledger(ArtifactStore.of(run))
-    if verified.steps != len(ledger):
+    if verified.uncompared:
         raise AuditError(f"{verified.steps} of {len(ledger)} steps are covered by a checkpoint")
     if not any(entry.updated for entry in ledger):
         raise AuditError("no step has changed weights: there was nothing to verify")
@@ -131,6 +145,26 @@ async def check_nothing_is_kept(stack: Stack, run: RunRef) -> None:
         raise AuditError(f"left at the emulator: {kept}; of the run's jobs it knows {jobs}")
 
 
+async def check_no_session_lives(stack: Stack, known: Collection[str] = ()) -> None:
+    """Whoever has opened a session closes it, also one who was given up; that of a holder that died
+    ends at the service, which needn't wait as long for it as it usually does."""
+    deadline = time.monotonic() + PATIENCE
+    while left := set(await live_sessions(stack)) - set(known):
+        if time.monotonic() > deadline:
+            raise AuditError(f"sessions that nobody holds live on: {sorted(left)}")
+        await _emulator(stack, "POST", "expire_silent", {"seconds": SILENCE})
+        await asyncio.sleep(0.5)
+
+
+async def check_replay(client: Client, run: RunRef) -> None:
+    """What the workflows did over all this, their code does again."""
+    histories = await run_histories(client, run.id, await first_execution(client, run.id))
+    try:
+        await replay(histories, [everburn_plugin()])
+    except Exception as error:
+        raise AuditError(f"a history isn't replayed: {error}") from error
+
+
 async def live_sessions(stack: Stack) -> list[str]:
     """The trainer sessions that the emulator knows."""
     return list((await emulator_state(stack))["sessions"])
@@ -138,24 +172,29 @@ async def live_sessions(stack: Stack) -> list[str]:
 
 async def emulator_state(stack: Stack) -> dict[str, Any]:
     """What lives in the emulator."""
+    return await _emulator(stack, "GET", "state")
+
+
+async def _emulator(
+    stack: Stack, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
     async with httpx.AsyncClient(timeout=30) as http:
-        reply = await http.get(f"{stack.emulator_url}/emulator/state")
+        reply = await http.request(method, f"{stack.emulator_url}/emulator/{path}", json=body)
     reply.raise_for_status()
-    state: dict[str, Any] = reply.json()
-    return state
+    answer: dict[str, Any] = reply.json()
+    return answer
 
 
 def _written(run: RunRef) -> dict[tuple[int, int], float]:
-    """When the rollout of each completion was written: of the attempt that was trained."""
+    """When the first rollout of each completion was written, over all attempts at its row, whatever
+    became of them."""
     store = ArtifactStore.of(run)
-    found = {}
-    for entry in read_ledger(store):
-        for text in entry.groups:
-            key = GroupKey.parse(text)
-            for completion in range(stored_config(run).completions_per_prompt):
-                path = Path(store.path(rollout_key(key, completion)))
-                if path.exists():
-                    found[key.cursor, completion] = path.stat().st_mtime
+    found: dict[tuple[int, int], float] = {}
+    for group in all_groups(store):
+        for member in group.members:
+            place = group.key.cursor, member.completion
+            at = Path(store.path(member.stored.key)).stat().st_mtime
+            found[place] = min(at, found.get(place, at))
     return found
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,6 +214,27 @@ async def result_of(handle: WorkflowHandle[Any, T], patience: float) -> T:
                 return await handle.result()
             except RPCError:
                 await asyncio.sleep(0.5)
+
+
+async def until_of(
+    handle: WorkflowHandle[Any, Any], condition: Callable[[], Awaitable[bool]], interval: float
+) -> None:
+    """Return once the condition holds of a running workflow.
+
+    Raises:
+        WorkflowFailureError: the workflow failed before.
+        RuntimeError: it ended before.
+    """
+    ending = asyncio.create_task(handle.result())
+    try:
+        while not await condition():
+            await asyncio.wait([ending], timeout=interval)
+            if ending.done():
+                await ending
+                if not await condition():
+                    raise RuntimeError(f"{handle.id} has ended before what was waited for")
+    finally:
+        ending.cancel()
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from pathlib import Path
 from temporalio.client import WorkflowFailureError
 
 from benchmarks import tiny_task
-from benchmarks.audit import AuditError, audit
+from benchmarks.audit import AuditError, audit, live_sessions
 from benchmarks.processes import ROLES, Stack, result_of, stack
 from everburn.refs import RunRef
 from everburn.verification import VerificationError
@@ -63,6 +63,7 @@ class Outcome:
 async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) -> Outcome:
     """One run, and what its seed says happens to it."""
     await opened.answers()
+    known = await live_sessions(opened)
     run = RunRef(store=str(folder / "runs"), id=f"{backend}-{seed}")
     executions = folder / f"{run.id}.executions"
     executions.touch()
@@ -79,7 +80,7 @@ async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) ->
         await result_of(handle, PATIENCE)
         killing.cancel()
         await opened.answers()
-        await audit(run, opened, executions)
+        await audit(run, opened, executions, known=known)
     except TimeoutError:
         problem = f"not finished after {PATIENCE:.0f} s"
         await handle.terminate(problem)

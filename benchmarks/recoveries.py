@@ -10,6 +10,7 @@ from pathlib import Path
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
+from benchmarks.histories import first_execution
 from benchmarks.processes import Death
 from benchmarks.tiny_task import read_executions
 
@@ -32,7 +33,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class _Event:
+class Event:
     """at: seconds since the epoch. name: the event's kind, of an activity with its type."""
 
     at: float
@@ -53,7 +54,7 @@ async def recoveries(
             case "orchestrator":
                 found.append(_of_orchestrator(death, events))
             case "trainer" | "emulator":
-                found.append(_of_trainer(death, events))
+                found.append(of_trainer(death, events))
     return found
 
 
@@ -69,12 +70,14 @@ def _of_rollout_worker(death: Death, executions: Path) -> Recovery:
     return Recovery("rollout", death.at, round(max(again, default=death.at) - death.at, 2))
 
 
-def _of_orchestrator(death: Death, events: list[_Event]) -> Recovery:
+def _of_orchestrator(death: Death, events: list[Event]) -> Recovery:
     done = _first(events, death.at, "workflow_task_completed")
     return Recovery("orchestrator", death.at, None if done is None else round(done - death.at, 2))
 
 
-def _of_trainer(death: Death, events: list[_Event]) -> Recovery:
+def of_trainer(death: Death, events: list[Event]) -> Recovery:
+    """Until the run's policy is published again; older versions that rollouts use come before it,
+    and their summaries say so (workflows/recovery.py)."""
     lost = _first(events, death.at, "scheduled load_checkpoint")
     again = [
         event.at
@@ -94,13 +97,13 @@ def _of_trainer(death: Death, events: list[_Event]) -> Recovery:
     return Recovery(death.name, death.at, round(seconds, 2), round(redone, 2))
 
 
-def _first(events: list[_Event], after: float, name: str) -> float | None:
+def _first(events: list[Event], after: float, name: str) -> float | None:
     return next((event.at for event in events if event.at > after and event.name == name), None)
 
 
-async def _events(client: Client, run_id: str) -> AsyncIterator[_Event]:
+async def _events(client: Client, run_id: str) -> AsyncIterator[Event]:
     """Of all executions of the run, in order."""
-    execution: str | None = await _first_execution(client, run_id)
+    execution: str | None = await first_execution(client, run_id)
     while execution is not None:
         history = await client.get_workflow_handle(run_id, run_id=execution).fetch_history()
         execution = None
@@ -113,20 +116,15 @@ async def _events(client: Client, run_id: str) -> AsyncIterator[_Event]:
             yield _named(event, kind, scheduled)
 
 
-def _named(event: HistoryEvent, kind: str, scheduled: dict[int, tuple[str, str]]) -> _Event:
+def _named(event: HistoryEvent, kind: str, scheduled: dict[int, tuple[str, str]]) -> Event:
     at = event.event_time.ToNanoseconds() / 1e9
     if not kind.startswith("activity_task_") or kind.endswith("cancel_requested"):
-        return _Event(at, kind, "")
+        return Event(at, kind, "")
     attributes = getattr(event, f"{kind}_event_attributes")
     what = kind.removeprefix("activity_task_")
     if what == "scheduled":
         summary = event.user_metadata.summary.data.decode().strip('"')
         scheduled[event.event_id] = attributes.activity_type.name, summary
-        return _Event(at, f"scheduled {attributes.activity_type.name}", summary)
+        return Event(at, f"scheduled {attributes.activity_type.name}", summary)
     name, summary = scheduled[attributes.scheduled_event_id]
-    return _Event(at, f"{what} {name}", summary)
-
-
-async def _first_execution(client: Client, run_id: str) -> str:
-    description = await client.get_workflow_handle(run_id).describe()
-    return description.raw_description.workflow_execution_info.first_run_id
+    return Event(at, f"{what} {name}", summary)

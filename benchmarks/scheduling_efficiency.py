@@ -22,6 +22,7 @@ from benchmarks.processes import (
     Processes,
     simulated_trainer_command,
     temporal,
+    until_of,
     worker_command,
 )
 from benchmarks.simulation import Trace, ideal_seconds
@@ -77,10 +78,12 @@ async def start(
 
 
 async def admission_opens(run: WorkflowHandle[TrainRun, RunResult]) -> None:
-    opened = False
-    while not opened:
-        await asyncio.sleep(0.05)
-        opened = (await run.query(TrainRun.status)).samples_in_flight > 0
+    """Raises WorkflowFailureError: the run failed before."""
+
+    async def opened() -> bool:
+        return (await run.query(TrainRun.status)).samples_in_flight > 0
+
+    await until_of(run, opened, 0.05)
 
 
 def _cpu_per_rollout(

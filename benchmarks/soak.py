@@ -25,7 +25,7 @@ from typing import Any
 from temporalio.client import Client, WorkflowHandle
 
 from benchmarks import tiny_task
-from benchmarks.processes import ROLES, Stack, stack
+from benchmarks.processes import ROLES, Stack, stack, until_of
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
 
@@ -76,17 +76,25 @@ async def soak(steps: int) -> dict[str, Any]:
 
 
 async def _watched(opened: Stack, handle: "WorkflowHandle[Any, Any]", steps: int) -> list[Look]:
-    """A look at the processes whenever another part of the steps is committed."""
+    """A look at the processes whenever another part of the steps is committed.
+
+    Raises:
+        WorkflowFailureError: the run failed.
+        RuntimeError: it ended earlier than it should.
+    """
     looks: list[Look] = []
     print("  step  " + "".join(f"{kind:>14}" for kind in ("temporal", *JUDGED)), file=sys.stderr)
-    while not looks or looks[-1].step < steps:
+
+    async def all_looked_at() -> bool:
         status = await handle.query(TrainRun.status)
         if status.step >= (len(looks) + 1) * steps / SAMPLES or status.step == steps:
             look = Look(status.step, opened.processes.memory_mib())
             looks.append(look)
             row = "".join(f"{look.memory[kind]:14.1f}" for kind in ("temporal", *JUDGED))
             print(f"{look.step:6}  {row}", file=sys.stderr, flush=True)
-        await asyncio.sleep(0.5)
+        return bool(looks) and looks[-1].step >= steps
+
+    await until_of(handle, all_looked_at, 0.5)
     return looks
 
 

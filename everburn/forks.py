@@ -13,7 +13,8 @@ from typing import Any
 
 from everburn import metrics
 from everburn.checkpoints import eligible_checkpoints, record_checkpoint
-from everburn.config import RECONFIGURABLE
+from everburn.config import RECONFIGURABLE, RunConfig
+from everburn.controls import Control, record_control
 from everburn.learning.group import GroupManifest, all_groups
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import (
@@ -27,7 +28,7 @@ from everburn.refs import (
     group_key,
     ledger_key,
 )
-from everburn.run_folder import ORIGIN_KEY, OWNER_KEY, Origin
+from everburn.run_folder import ORIGIN_KEY, OWNER_KEY, Origin, run_owner
 from everburn.store import ArtifactStore
 
 
@@ -54,8 +55,8 @@ def check_past(run: RunRef, step: int) -> None:
         )
 
 
-def copy_past(origin: Origin, target: RunRef) -> None:
-    """Copy what the run at `origin` was after that step; its configuration comes unchanged.
+def copy_past(origin: Origin, target: RunRef, config: RunConfig, at: float) -> None:
+    """Copy what the run at `origin` was after that step, for a new run of `config`.
 
     Trained groups, with all that the ledger names by digest, and rejected ones come along.
     Completed and untrained ones do, if they were admitted under a version of that time, unless the
@@ -83,7 +84,17 @@ def copy_past(origin: Origin, target: RunRef) -> None:
         _copy(source, copy, EVALUATION_ROWS_KEY)
     copy.put_json(ORIGIN_KEY, origin.model_dump(mode="json"))
     _copy(source, copy, OWNER_KEY)
-    _copy(source, copy, CONFIG_KEY)
+    record_control(
+        copy,
+        Control(
+            at=at,
+            what=f"forked from {origin}",
+            life=run_owner(copy).life + 1,
+            step=origin.step,
+            changes=origin.changes,
+        ),
+    )
+    copy.put_json(CONFIG_KEY, config.model_dump(mode="json"))
 
 
 def _untrained_groups(

@@ -1,7 +1,8 @@
 """The ledger: one record per committed optimizer step, append-only.
 
 Owns the record and its commit: atomic, idempotent, never changed afterwards. Doesn't own the
-metrics streams (metrics.py), although a record keeps the metrics of its step.
+metrics streams (metrics.py) or what the run was told (controls.py), although a record keeps those
+of its step.
 """
 
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.config import Entrypoint
+from everburn.controls import Control
 from everburn.learning.losses import Settings
-from everburn.refs import Ref, StoredRef, ledger_key
+from everburn.refs import LEDGER, Ref, StoredRef, ledger_key
 from everburn.store import ArtifactStore
 
 
@@ -30,13 +32,6 @@ class AdamParams(BaseModel):
     weight_decay: float
     grad_clip_norm: float
     normalization: str
-
-
-class Control(Ref):
-    """What a person told the run. at: seconds since the epoch, by the workflow's clock."""
-
-    at: float
-    what: str
 
 
 class PreparedBatch(Ref):
@@ -86,11 +81,18 @@ class LedgerEntry(BaseModel):
     metrics: dict[str, float | int | bool]
 
 
+MADE_OF = (
+    *("version", "groups", "digests", "submissions", "prepared", "loss", "loss_config"),
+    *("updated", "adam"),
+)
+"""What a step is, whoever commits it."""
+
+
 def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
     """Append a step. Committing the same step again returns what was committed first.
 
     Raises:
-        LedgerConflictError: the step was committed with other groups, or its predecessor is
+        LedgerConflictError: the step was committed as something else, or its predecessor is
             missing.
     """
     if entry.step > 1 and not store.exists(ledger_key(entry.step - 1)):
@@ -98,16 +100,14 @@ def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
         raise LedgerConflictError(f"step {entry.step} can't follow: step {missing} is missing")
     store.put_json(ledger_key(entry.step), entry.model_dump(mode="json"), once=True)
     found = read_entry(store, entry.step)
-    if _made_of(found) != _made_of(entry):
-        raise LedgerConflictError(
-            f"step {entry.step} was committed with groups {found.groups} under epoch "
-            f"{found.epoch}; epoch {entry.epoch} now brings {entry.groups}"
-        )
+    for name in MADE_OF:
+        committed, brought = getattr(found, name), getattr(entry, name)
+        if committed != brought:
+            raise LedgerConflictError(
+                f"step {entry.step} was committed with {name} {committed} under epoch "
+                f"{found.epoch}; epoch {entry.epoch} now brings {brought}"
+            )
     return found
-
-
-def _made_of(entry: LedgerEntry) -> tuple[object, ...]:
-    return entry.groups, entry.digests, entry.submissions, entry.prepared
 
 
 def find_entry(store: ArtifactStore, step: int) -> LedgerEntry | None:
@@ -122,7 +122,7 @@ def read_entry(store: ArtifactStore, step: int) -> LedgerEntry:
 
 def read_ledger(store: ArtifactStore) -> list[LedgerEntry]:
     """All committed steps, in order."""
-    return [LedgerEntry.model_validate(store.get_json(key)) for key in store.keys("ledger")]
+    return [LedgerEntry.model_validate(store.get_json(key)) for key in store.keys(LEDGER)]
 
 
 def as_rows(entries: list[LedgerEntry]) -> list[dict[str, Any]]:

@@ -144,8 +144,18 @@ def prepared_batch_key(step: int, groups: Sequence[GroupKey]) -> str:
     return f"steps/{step:06d}/advantages-{batch[:12]}.parquet"
 
 
+LEDGER = "ledger"
+
+
 def ledger_key(step: int) -> str:
-    return f"ledger/{step:06d}.json"
+    return f"{LEDGER}/{step:06d}.json"
+
+
+CONTROLS = "controls"
+
+
+def control_key(life: int, number: int) -> str:
+    return f"{CONTROLS}/{life:03d}-{number:06d}.json"
 
 
 # What a lease's holder records lies under its epoch, so that a superseded holder, which may come

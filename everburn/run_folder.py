@@ -1,4 +1,5 @@
-"""A run's folder: who owns it, where it comes from, and the configuration it was started with.
+"""A run's folder: who owns it, where it comes from, and the configuration it was started with and
+has by now.
 
 Doesn't own the files of other nouns (ledger, metrics, rollouts): each has its module.
 """
@@ -7,7 +8,8 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from everburn.config import RunConfig, parse_config
+from everburn.config import RunConfig, changed_fields, parse_config
+from everburn.controls import Control, changes_by, read_controls, record_control
 from everburn.refs import CONFIG_KEY, RunRef
 from everburn.store import ArtifactStore
 
@@ -42,9 +44,14 @@ class Origin(BaseModel):
         return f"run {self.run.id} at step {self.step}"
 
 
-def create_run_folder(run: RunRef, config: RunConfig, owner: Owner) -> None:
+def create_run_folder(
+    run: RunRef, config: RunConfig, owner: Owner, at: float = 0.0, step: int = 0
+) -> None:
     """Make the folder, or take it over for a run's next life; again for the same owner changes
     nothing.
+
+    The configuration of the first life stays as it is. What the next one changes of it is its first
+    control. at, step: when the life begins, and after which step.
 
     Raises:
         RunFolderTakenError: another execution made it.
@@ -57,7 +64,14 @@ def create_run_folder(run: RunRef, config: RunConfig, owner: Owner) -> None:
             "workflow id, or go on with `everburn resume`"
         )
     store.put_json(OWNER_KEY, owner.model_dump())
-    store.put_json(CONFIG_KEY, config.model_dump(mode="json"))
+    if not owner.life:
+        store.put_json(CONFIG_KEY, config.model_dump(mode="json"))
+        return
+    # The folder may have been moved since.
+    changes = changed_fields(configured(run).model_copy(update={"store": config.store}), config)
+    record_control(
+        store, Control(at=at, what="resumed", life=owner.life, step=step, changes=changes)
+    )
 
 
 def find_owner(store: ArtifactStore) -> Owner | None:
@@ -78,5 +92,19 @@ def find_origin(store: ArtifactStore) -> Origin | None:
 
 @lru_cache(maxsize=64)
 def stored_config(run: RunRef) -> RunConfig:
-    """The configuration that a run was started with."""
+    """The configuration that a run was started with; what can't change while it goes on is as it
+    was."""
     return parse_config(ArtifactStore.of(run).get_json(CONFIG_KEY))
+
+
+def configured(run: RunRef, step: int | None = None) -> RunConfig:
+    """The configuration that a run has by now, or had when it committed `step`."""
+    changes = told_changes(run, step)
+    config = stored_config(run)
+    return parse_config(config.model_dump(mode="json") | changes) if changes else config
+
+
+def told_changes(run: RunRef, step: int | None = None) -> dict[str, JsonValue]:
+    """What the run was told to change of the configuration that it was started with."""
+    controls = read_controls(ArtifactStore.of(run))
+    return changes_by(control for control in controls if step is None or control.step < step)

@@ -9,12 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import JsonValue
-
 from everburn import metrics
+from everburn.controls import changes_by, controls_of
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.reported import find_reported, reported_metrics
-from everburn.ledger import AdamParams, Control, LedgerEntry, PreparedBatch, commit
+from everburn.ledger import AdamParams, LedgerEntry, PreparedBatch, commit
 from everburn.refs import GroupKey, RewardSum, RunRef, decode_groups, group_key, submission_key
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
@@ -25,7 +24,8 @@ class StepOutcome:
     """What the workflow knows of a step that the store doesn't.
 
     groups: the batch. rejected: completions of rows rejected since the previous commit. attempts:
-    how often the step was begun, once per lease. submissions: how many requests were sent. metrics:
+    how often the step was begun, once per lease. submissions: how many requests were sent. life,
+    told: the numbers, start and stop, of what the run was told since the previous commit. metrics:
     timings and what trainer and scheduler reported.
     """
 
@@ -41,8 +41,8 @@ class StepOutcome:
     adam: AdamParams
     snapshot: str
     checkpoint: str | None
-    changes: dict[str, JsonValue]
-    controls: list[Control]
+    life: int
+    told: tuple[int, int]
     seconds: float
     metrics: dict[str, float | int]
 
@@ -58,6 +58,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
     batch = [load_group(store, key) for key in outcome.groups]
     manifests = [store.ref(group_key(key)) for key in outcome.groups]
     parts = range(outcome.submissions)
+    controls = controls_of(store, outcome.life, *outcome.told)
     reported = find_reported(store, outcome.step, outcome.submissions, outcome.epoch)
     return commit(
         store,
@@ -78,8 +79,8 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             adam=outcome.adam,
             snapshot=outcome.snapshot,
             checkpoint=outcome.checkpoint,
-            changes=outcome.changes,
-            controls=outcome.controls,
+            changes=changes_by(controls),
+            controls=controls,
             seconds=outcome.seconds,
             metrics=outcome.metrics | batch_metrics(outcome, batch) | reported_metrics(reported),
         ),

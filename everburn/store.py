@@ -127,7 +127,16 @@ class ArtifactStore:
         return self.put(key, data, once=once)
 
     def get_json(self, ref: str | StoredRef) -> Any:
-        return json.loads(self.get(ref))
+        """A key's JSON value.
+
+        Raises:
+            FileNotFoundError, CorruptArtifactError, StoreError
+        """
+        try:
+            return json.loads(self.get(ref))
+        except ValueError as error:
+            path = self.path(ref if isinstance(ref, str) else ref.key)
+            raise CorruptArtifactError(f"{path} isn't JSON: {error}") from None
 
     def find_json(self, key: str) -> Any | None:
         """The value of a key, or None where it isn't there."""

@@ -72,6 +72,25 @@ def test_another_batch_for_a_committed_step_is_refused(store: ArtifactStore) -> 
         commit(store, an_entry(1, ("0", "7")))
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("adam", ADAM.model_copy(update={"learning_rate": 2e-3})),
+        ("version", 7),
+        ("updated", False),
+        ("loss", "gspo"),
+        ("loss_config", {"clip": 0.1}),
+    ],
+)
+def test_whatever_else_a_step_is_made_of_cannot_change(
+    store: ArtifactStore, field: str, value: object
+) -> None:
+    commit(store, an_entry(1))
+
+    with pytest.raises(LedgerConflictError, match=f"step 1 was committed with {field} "):
+        commit(store, an_entry(1).model_copy(update={field: value}))
+
+
 def test_a_step_without_its_predecessor_is_refused(store: ArtifactStore) -> None:
     with pytest.raises(LedgerConflictError, match="step 1 is missing"):
         commit(store, an_entry(2))

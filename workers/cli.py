@@ -253,19 +253,16 @@ def verify(
 ) -> None:
     """Re-execute a run's ledger on a fresh trainer, and compare weights bit for bit.
 
-    Also checks that each row has one fate, and that every recorded file is as it was recorded.
+    Also checks that each row has one fate, that each group was submitted once, and that every
+    recorded file is as it was recorded. Says what couldn't be compared.
     """
     from workers.run_file import find_run_folder
-    from workers.verification import verify_run
+    from workers.verification import described, verify_run
 
     here = Path.cwd()
     found = find_run_folder(run, here)
-    done = asyncio.run(verify_run(found, here))
-    say(
-        f"run {found.id} agrees with its ledger: {done.steps} steps re-executed, "
-        f"{done.rows_trained} rows trained once, {done.rows_rejected} rejected; "
-        f"weights equal {done.weights}"
-    )
+    for line in described(found, asyncio.run(verify_run(found, here))):
+        say(line)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from everburn.refs import RunRef
 from everburn.run_folder import Origin
 from everburn.store import ArtifactStore, StoreError
 from workers.errors import BadInputError, UserError
-from workers.resume import known_run, rebuilt_state
+from workers.resume import known_run, note_taken_over, rebuilt_state
 from workers.run_file import RunFile, assign, check_run_id, locate_datasets, new_run_id
 from workflows.state import RunState
 
@@ -35,13 +35,15 @@ class Fork:
             UserError: a file of the old run is missing or has changed, or can't be written.
         """
         try:
-            copy_past(self.origin, self.run)
+            copy_past(self.origin, self.run, self.file.config, time.time())
         except (StoreError, FileNotFoundError) as error:
             raise UserError(
                 f"{self.origin} can't be copied: {error}. What was copied so far is in "
                 f"{self.run.folder}: remove it before you try again"
             ) from None
-        return rebuilt_state(self.run, self.file.config, time.time())
+        state = rebuilt_state(self.run, self.file.config, time.time())
+        note_taken_over(state, self.origin.run, self.file.config, self.origin.step)
+        return state
 
 
 def plan_fork(
@@ -56,7 +58,7 @@ def plan_fork(
         BadInputError: there is no such run or step, the id is taken, or an assignment changes what
             can't change.
     """
-    source, config = known_run(name, folder)
+    source, config = known_run(name, folder, step)
     values = config.model_dump(mode="json")
     for assignment in assignments:
         assign(values, assignment)

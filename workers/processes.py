@@ -76,6 +76,7 @@ def orchestrator(client: Client, build: str | None = None) -> Worker:
             records.record_producer,
             records.record_evaluation,
             records.carry_publication,
+            records.record_control,
             records.skip_group,
             records.finish_run,
             records.count_resources,

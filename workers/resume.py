@@ -6,17 +6,18 @@ same rule, in a folder of its own. Doesn't own how the run goes on from there
 (workflows/train_run.py).
 """
 
+import json
 from pathlib import Path
 
 from everburn import metrics
 from everburn.checkpoints import eligible_checkpoints, find_checkpoint
-from everburn.config import ConfigError, RunConfig, changed_fields, reconfigured
+from everburn.config import ConfigError, RunConfig, reconfigured
 from everburn.dataset import stored_rows
 from everburn.learning.group import GroupManifest, all_groups
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.publications import current_publication
 from everburn.refs import CONFIG_KEY, ROWS_KEY, GroupKey, RunRef
-from everburn.run_folder import find_origin, run_owner, stored_config
+from everburn.run_folder import configured, find_origin, run_owner, stored_config, told_changes
 from everburn.scheduling.queue import QueuedGroup
 from everburn.store import ArtifactStore
 from workers.errors import BadInputError
@@ -50,8 +51,9 @@ def ended_run(
     return run, RunFile(run.id, config.model_dump(mode="json"), config), wanted
 
 
-def known_run(name: str, folder: Path) -> tuple[RunRef, RunConfig]:
-    """A run of this folder, and the configuration it has, wherever its folder was moved to.
+def known_run(name: str, folder: Path, step: int | None = None) -> tuple[RunRef, RunConfig]:
+    """A run of this folder, and the configuration it has, or had at `step`, with what it was told
+    while it ran; wherever its folder was moved to.
 
     Raises:
         BadInputError: there is no such run.
@@ -59,11 +61,7 @@ def known_run(name: str, folder: Path) -> tuple[RunRef, RunConfig]:
     run = find_run_folder(name, folder)
     if not ArtifactStore.of(run).exists(CONFIG_KEY):
         raise BadInputError(f"there is no run in {run.folder}")
-    return run, _config_of(run)
-
-
-def _config_of(run: RunRef) -> RunConfig:
-    return stored_config(run).model_copy(update={"store": run.store})
+    return run, configured(run, step).model_copy(update={"store": run.store})
 
 
 def rebuilt_state(
@@ -84,8 +82,9 @@ def rebuilt_state(
         )
     state = RunState.initial(run, config, now)
     state.origin = find_origin(store)
-    state.changes = changed_fields(_config_of(run), config)
     state.life = run_owner(store).life + 1
+    # The first is how this life begins: what its configuration changes.
+    state.told = 1
     state.step = len(ledger)
     state.admission.version = len(ledger)
     state.checkpoints = [
@@ -100,8 +99,25 @@ def rebuilt_state(
     published = current_publication(store)
     last_epoch = published.epoch if published is not None else 0
     state.epoch = max(last_epoch, state.life * NUMBERS_PER_LIFE, *(entry.epoch for entry in ledger))
+    note_taken_over(state, run, config)
     state.producer_index = sum(r.stream == metrics.PRODUCER_STREAM for r in metrics.read(store))
     return state
+
+
+def note_taken_over(
+    state: RunState, run: RunRef, config: RunConfig, step: int | None = None
+) -> None:
+    """Say what `config` has of what a run was told since it was started, before `step`."""
+    values = config.model_dump(mode="json")
+    started = stored_config(run).model_dump(mode="json")
+    told = {
+        name: value
+        for name, value in told_changes(run, step).items()
+        if values[name] == value != started[name]
+    }
+    if told:
+        listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in sorted(told.items()))
+        state.note(f"goes on with what run {run.id} was told since it was started: {listed}")
 
 
 def _until(checkpoints: list[CheckpointAt], wanted: str, run: RunRef) -> list[CheckpointAt]:

@@ -5,12 +5,15 @@ Owns finding the run's folder, and what is said of it. Doesn't own the verificat
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from everburn.backends import on_shared_emulator
+from everburn.config import ConfigError, RunConfig
 from everburn.refs import CONFIG_KEY, RunRef
 from everburn.run_folder import stored_config
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, StoreError
 from everburn.verification import VerificationError, Verified, check_records, verify
 from workers.errors import BadInputError, UserError
 from workers.spare_emulator import spare_emulator
@@ -26,32 +29,71 @@ async def verify_run(run: RunRef, folder: Path) -> Verified:
     """
     if not ArtifactStore.of(run).exists(CONFIG_KEY):
         raise BadInputError(f"there is no run in {run.folder}")
-    try:
+    with _differences_named(run):
+        config = _config(run)
         check_records(run)
+        if not config.local:
+            raise BadInputError(
+                f"run {run.id} trained at Fireworks: its records agree with each other, and "
+                "weights can be compared bit for bit on the emulator only"
+            )
+        with spare_emulator(StackFolder(folder)) as home:
+            return await _re_execute(run, config, home)
+
+
+def described(run: RunRef, found: Verified) -> list[str]:
+    """What was compared, and what couldn't be."""
+    rows = f"{found.rows_trained} rows trained once, {found.rows_rejected} rejected"
+    last = found.steps + found.uncompared
+    if not last:
+        lines = [f"run {run.id} has committed no step: there was nothing to re-execute; {rows}"]
+    elif not found.uncompared:
+        lines = [
+            f"run {run.id} agrees with its ledger: {last} steps re-executed, {rows}; "
+            f"weights equal {found.weights}"
+        ]
+    else:
+        lines = [
+            f"run {run.id}: {last} steps re-executed, {rows}",
+            f"weights after step {found.steps} equal {found.weights}"
+            if found.steps
+            else "no weights could be compared: the run saved no checkpoint after a step",
+            f"not compared: steps {found.steps + 1} to {last} can be re-executed, and no "
+            "checkpoint tells what weights they led to",
+        ]
+    if found.fates.open:
+        ending = found.fates.ending
+        how = "it hasn't said how it ended" if ending is None else f"its end: {ending}"
+        lines.append(f"without a fate so far ({how}): {found.fates.open_rows}")
+    return lines
+
+
+@contextmanager
+def _differences_named(run: RunRef) -> Iterator[None]:
+    try:
+        yield
     except VerificationError as error:
         raise UserError(f"run {run.id} doesn't agree with its ledger: {error}") from None
-    if not stored_config(run).local:
-        raise BadInputError(
-            f"run {run.id} trained at Fireworks: its records agree with each other, and weights "
-            "can be compared bit for bit on the emulator only"
-        )
-    with spare_emulator(StackFolder(folder)) as home:
-        try:
-            return await _re_execute(run, home)
-        except VerificationError as error:
-            raise UserError(f"run {run.id} doesn't agree with its ledger: {error}") from None
 
 
-async def _re_execute(run: RunRef, home: Path) -> Verified:
+def _config(run: RunRef) -> RunConfig:
+    try:
+        return stored_config(run)
+    except (ConfigError, StoreError) as error:
+        path = ArtifactStore.of(run).path(CONFIG_KEY)
+        raise VerificationError(f"{path} is damaged: {error}") from None
+
+
+async def _re_execute(run: RunRef, config: RunConfig, home: Path) -> Verified:
     from everburn.emulator.checkpoints import weights_digest
     from everburn.trainers import TrainerError
     from everburn.trainers.serverless import ServerlessTrainer
 
-    config = on_shared_emulator(stored_config(run))
+    session = on_shared_emulator(config)
     try:
         return await verify(
             run,
-            lambda: ServerlessTrainer.open(config),
+            lambda: ServerlessTrainer.open(session),
             lambda path: weights_digest(home, path),
             name=f"verify-{time.time_ns()}",
         )

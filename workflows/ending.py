@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.rollouts import RolloutActivities
     from activities.trainer import TrainerActivities
     from everburn.config import RunConfig
+    from everburn.controls import Ending
     from workflows.evaluations import Evaluations
     from workflows.optimizer_step import SAVE_ATTEMPTS, save_checkpoint
     from workflows.producer import Producer
@@ -37,7 +38,7 @@ GROUPS_END_TIMEOUT = 30.0
 
 
 @dataclass
-class Ending:
+class RunEnding:
     state: RunState
     config: RunConfig
     trainer: TrainerSession
@@ -61,19 +62,23 @@ class Ending:
         await self.recorder.finish(state.admission.initial_version, state.admission.version)
         if begun:
             await self._promote()
+        ending: Ending = "stopped" if state.stop else "completed"
+        await self.recorder.control(ending, ending=ending)
         state.enter("finishing", "the trainer session's end")
         await self.trainer.release()
         await self._give_back_provisions()
         await workflow.wait_condition(workflow.all_handlers_finished)
 
-    async def clean_up(self) -> None:
+    async def clean_up(self, ending: Ending, why: str) -> None:
         """Leave nothing that spends, after a failure or a cancellation."""
+        self.recorder.give_up()
         await self._end_groups()
         await self.evaluations.cancel()
         await self.trainer.release()
         await self._reap()
         await self._give_back_provisions()
         await self.recorder.flush_producer_samples()
+        await self.recorder.control(why, ending=ending)
         await workflow.wait_condition(workflow.all_handlers_finished)
 
     async def _final_checkpoint(self) -> None:
@@ -86,6 +91,7 @@ class Ending:
                 saved = await save_checkpoint(self.trainer, state, state.step)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
                 state.save_seconds[state.step] = saved.seconds
+                await self.recorder.control("final checkpoint", checkpoint=saved.path)
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
                 state.note(f"final checkpoint, attempt {attempts}: {cause}")

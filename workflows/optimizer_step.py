@@ -71,6 +71,7 @@ class OptimizerStep:
             LeaseLostError: the trainer's state is lost or in doubt.
             ActivityError, ApplicationError: the step can't be done; nothing was published.
         """
+        self._count_attempt()
         if not await self._submit_batch():
             return False
         submitted = await self._gradients()
@@ -88,6 +89,13 @@ class OptimizerStep:
         checkpoint = await self._checkpoint(metrics)
         await self._commit(metrics, adam, updated, checkpoint)
         return True
+
+    def _count_attempt(self) -> None:
+        """A lease that is lost already begins nothing."""
+        state = self.state
+        if state.attempted_under != state.epoch and not self.trainer.lost:
+            state.attempts += 1
+            state.attempted_under = state.epoch
 
     # The batch
 
@@ -311,7 +319,7 @@ class OptimizerStep:
         updated: bool,
         checkpoint: str | None,
     ) -> None:
-        state = self.state
+        state, told = self.state, (self.state.told_committed, self.state.told)
         self._phase("committing", "the ledger")
         committed = await self.recorder.commit(
             CommitStep(
@@ -326,12 +334,12 @@ class OptimizerStep:
                 adam=adam,
                 snapshot=state.snapshot,
                 checkpoint=checkpoint,
-                changes=state.changes,
-                controls=state.controls,
+                life=state.life,
+                told=told,
                 seconds=metrics["perf/step_time"],
                 metrics=metrics,
                 rejected=state.rejected,
-                attempts=state.losses + 1,
+                attempts=state.attempts,
                 save_seconds=state.save_seconds,
                 producer=self.recorder.take_producer_samples(),
             )
@@ -340,11 +348,11 @@ class OptimizerStep:
             state.cursor.resolve(group.c)
             state.again.pop(group.c, None)
         state.rejected = RewardSum()
-        state.changes.clear()
-        state.controls.clear()
+        # What came while it was being committed belongs to the next step.
+        state.told_committed = told[1]
         state.save_seconds.clear()
         state.step += 1
-        state.losses = 0
+        state.losses = state.attempts = state.attempted_under = 0
         state.progressed(workflow.time())
         if checkpoint is not None:
             remember(state, CheckpointAt(step=state.step, path=checkpoint))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from pydantic import JsonValue
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
@@ -18,12 +19,14 @@ with workflow.unsafe.imports_passed_through():
         Committed,
         CreateRun,
         FinishRun,
+        RecordControl,
         RecordEvaluation,
         RecordProducer,
         RunCreated,
         SkipGroup,
     )
     from activities.records import RecordActivities
+    from everburn.controls import Control, Ending
     from everburn.refs import GroupKey
     from everburn.run_folder import Owner
     from workflows.queues import ORCHESTRATOR_QUEUE
@@ -33,6 +36,8 @@ TIMEOUT = timedelta(minutes=2)
 HEARTBEAT_TIMEOUT = timedelta(seconds=4)
 """How long a writer can be dead before its write is done again: part of an orchestrator's recovery,
 and cheap, since writes are short."""
+MAX_WHAT = 500
+"""Characters of what is kept of a control."""
 MAX_SAMPLES = 6
 """Producer samples that fit into one payload of their own."""
 MAX_SAMPLES_BESIDE = 2
@@ -43,6 +48,8 @@ class Recorder:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._turn = asyncio.Lock()
+        self._owns_folder: bool | None = True if state.grant is not None else None
+        """Known once the folder was made, or taken over."""
 
     @property
     def idle(self) -> bool:
@@ -51,11 +58,53 @@ class Recorder:
     async def create_run(self, config: dict[str, object]) -> RunCreated:
         # Only the first execution of a chain gets here; a reset one has an id of its own.
         owner = Owner(chain=workflow.info().run_id, life=self._state.life)
-        order = CreateRun(run=self._state.run, config=config, owner=owner)
+        state = self._state
+        order = CreateRun(
+            run=state.run, config=config, owner=owner, at=workflow.time(), step=state.step
+        )
         created: RunCreated = await self._execute(
             RecordActivities.create_run, order, "create the run's folder"
         )
+        self._owns_folder = True
         return created
+
+    def give_up(self) -> None:
+        """Without a folder of its own by now, the run gets none any more."""
+        self._owns_folder = bool(self._owns_folder)
+
+    def halt(self) -> None:
+        """The execution was reset: it has nothing to say."""
+        self._owns_folder = False
+
+    async def control(
+        self,
+        what: str,
+        *,
+        changes: dict[str, JsonValue] | None = None,
+        checkpoint: str | None = None,
+        ending: Ending | None = None,
+    ) -> None:
+        """Keep what the run was told, or what became of it; returns once it is written."""
+        state, at = self._state, workflow.time()
+        step = state.step
+        await workflow.wait_condition(lambda: self._owns_folder is not None)
+        async with self._turn:
+            if not self._owns_folder:
+                return
+            control = Control(
+                at=at,
+                what=what[:MAX_WHAT],
+                life=state.life,
+                number=state.told,
+                step=step,
+                changes=changes or {},
+                checkpoint=checkpoint,
+                ending=ending,
+            )
+            order = RecordControl(run=state.run, control=control)
+            await self._do(RecordActivities.record_control, order, f"record: {what[:80]}")
+            # In a turn of its own: those before `told` are written.
+            state.told += 1
 
     async def commit(self, order: CommitStep) -> Committed:
         committed: Committed = await self._execute(
@@ -114,11 +163,14 @@ class Recorder:
 
     async def _execute(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
         async with self._turn:
-            return await workflow.execute_activity_method(
-                activity,
-                order,
-                task_queue=ORCHESTRATOR_QUEUE,
-                start_to_close_timeout=TIMEOUT,
-                heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                summary=summary,
-            )
+            return await self._do(activity, order, summary)
+
+    async def _do(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
+        return await workflow.execute_activity_method(
+            activity,
+            order,
+            task_queue=ORCHESTRATOR_QUEUE,
+            start_to_close_timeout=TIMEOUT,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            summary=summary,
+        )

@@ -229,10 +229,11 @@ class Recovery:
 
     async def _publish(self, version: int, *, current: bool) -> Published:
         self._state.waiting_for = f"sampler weights of policy v{version}"
+        why = "" if current else ", for rollouts that use it"
         published: Published = await self._trainer.run(
             TrainerActivities.publish,
             Publish(lease=self._trainer.ref, version=version, current=current),
-            f"publish policy v{version} again",
+            f"publish policy v{version} again{why}",
         )
         return published
 

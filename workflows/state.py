@@ -1,14 +1,17 @@
 """The run's whole state: what continue-as-new carries from one execution to the next.
 
-One pydantic object over the scheduler's state machines. Versioned by `schema`, so that a newer
-worker knows what it is given.
+One pydantic object over the scheduler's state machines. Versioned by its schema: a worker brings an
+older state up to date, and where it can't read one the run fails and says so: it can be resumed
+from its folder.
 """
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from activities.messages import LeaseGrant, ProducerSample
 from everburn.config import RunConfig
-from everburn.ledger import Control
 from everburn.refs import GroupKey, RewardSum, RunRef
 from everburn.run_folder import Origin
 from everburn.scheduling.admission import Admission
@@ -18,12 +21,24 @@ from everburn.scheduling.gauges import Gauges
 from everburn.scheduling.queue import GroupQueue
 from workflows.messages import LeaseEnded, Recovered, RolloutsFailed
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
+"""Grows with every change after which an older state can't be read as it is."""
 MAX_NOTES = 10
 MAX_NOTE = 300
-MAX_CONTROLS = 10
-"""That the next commit brings to the ledger, the last ones."""
 MAX_SAVES = 10
+
+
+def _from_1(state: dict[str, Any]) -> dict[str, Any]:
+    """What the run was told waited in the state for the next commit, and is kept in files now."""
+    told = state.pop("changes", {}), [control["what"] for control in state.pop("controls", [])]
+    if any(told):
+        notes = state.get("notes", [])
+        state["notes"] = [*notes, f"told before an upgrade, and not recorded: {told}"[:MAX_NOTE]]
+    return state
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+"""From each older schema to the one after it."""
 
 
 class GroupOut(BaseModel):
@@ -150,7 +165,11 @@ class RunState(BaseModel):
     lease_end: LeaseEnded | None = None
     """How the current lease ended, once it has."""
     losses: int = 0
-    """Of the lease, since the last committed step."""
+    """Of the lease, since the last committed step, or since a person resumed the run."""
+    attempts: int = 0
+    """Leases under which the next step was begun."""
+    attempted_under: int = 0
+    """The last of them, by its epoch."""
     redone_steps: int = 0
     reused_rollouts: int = 0
     recovery_seconds: float = 0.0
@@ -175,10 +194,10 @@ class RunState(BaseModel):
     """A person asked for a checkpoint of the last committed step, or of the next."""
     checkpoint_error: str | None = None
     """Why the last one that was wanted couldn't be saved."""
-    changes: dict[str, JsonValue] = Field(default_factory=dict)
-    """Of the configuration, since the last commit."""
-    controls: list[Control] = Field(default_factory=list)
-    """What the run was told since the last commit."""
+    told: int = 0
+    """The number of the next control in this life; those before are written."""
+    told_committed: int = 0
+    """The first that no committed step has followed."""
     stop: bool = False
     drain: bool = False
     fatal: Fatal | None = None
@@ -202,6 +221,22 @@ class RunState(BaseModel):
             gauges=Gauges.starting(now),
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _up_to_date(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        schema = values.get("schema_version", STATE_SCHEMA)
+        if schema != STATE_SCHEMA and schema not in MIGRATIONS:
+            raise ValueError(
+                f"the run's state has schema {schema}, and this worker reads {STATE_SCHEMA}"
+                f"{''.join(f', {older}' for older in sorted(MIGRATIONS))}. Nothing is lost: go on "
+                "with `everburn resume`"
+            )
+        for older in range(schema, STATE_SCHEMA):
+            values = MIGRATIONS[older](dict(values)) | {"schema_version": older + 1}
+        return values
+
     def progressed(self, now: float) -> None:
         """Something has moved."""
         self.progress_at, self.standstill = now, ""
@@ -213,10 +248,6 @@ class RunState(BaseModel):
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
-
-    def told(self, what: str, now: float) -> None:
-        """Something that a person told the run, for the ledger."""
-        self.controls = [*self.controls, Control(at=now, what=what)][-MAX_CONTROLS:]
 
     def note_saved(self, step: int, path: str) -> None:
         """A checkpoint has been saved: people want its full path."""

@@ -27,9 +27,10 @@ with workflow.unsafe.imports_passed_through():
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
     from everburn.config import ConfigError, RunConfig, parse_config, reconfigured
+    from everburn.controls import Ending
     from everburn.refs import RunRef
     from workflows.details import describe
-    from workflows.ending import Ending
+    from workflows.ending import RunEnding
     from workflows.evaluations import Evaluations
     from workflows.first_lease import FirstLease
     from workflows.messages import (
@@ -89,6 +90,8 @@ class TrainRun:
             state, self._producer, self._trainer, self._evaluations, self._recorder
         )
         self._recovery = Recovery(state, config, self._trainer, self._producer, self._evaluations)
+        if self._guard.was_reset:
+            self._halt()
 
     @workflow.run
     async def run(self, config: Any = None, state: RunState | None = None) -> RunResult:
@@ -134,6 +137,7 @@ class TrainRun:
     def _halt(self) -> None:
         if self._config_error is None:
             self._producer.halt()
+            self._recorder.halt()
 
     # Life
 
@@ -242,8 +246,8 @@ class TrainRun:
         self._state.enter("stopped" if self._state.stop else "completed")
         self._show()
 
-    def _end(self) -> Ending:
-        return Ending(
+    def _end(self) -> RunEnding:
+        return RunEnding(
             self._state,
             self._config,
             self._trainer,
@@ -264,8 +268,11 @@ class TrainRun:
         """Leave nothing that spends: also when the run was cancelled."""
         self._producer.open = False
         self._end_steps()
-        self._state.enter("cancelling" if is_cancelled_exception(error) else "failing", "cleanup")
-        cleanup = asyncio.create_task(self._end().clean_up())
+        cancelled = is_cancelled_exception(error)
+        self._state.enter("cancelling" if cancelled else "failing", "cleanup")
+        ending: Ending = "cancelled" if cancelled else "failed"
+        why = ending if cancelled else f"failed: {self._failure(error)}"
+        cleanup = asyncio.create_task(self._end().clean_up(ending, why))
         while not cleanup.done() and not self._guard.was_reset:
             # A second cancellation must not interrupt the cleanup of the first.
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -358,17 +365,18 @@ class TrainRun:
         await self._evaluations.on_finished(report)
 
     @workflow.signal(description='Stop gracefully; {"drain": true} awaits rollouts in flight.')
-    def stop(self, request: StopRequest | None = None) -> None:
+    async def stop(self, request: StopRequest | None = None) -> None:
         """Admit nothing new, finish a sealed step, save, evaluate, clean up."""
         if self._config_error is None:
-            self._state.stop = True
-            self._state.drain = request is not None and request.drain
+            drain = request is not None and request.drain
+            self._state.stop, self._state.drain = True, drain
+            await self._recorder.control("stop, drained" if drain else "stop")
 
     @workflow.update(description="Admit nothing new; what is in flight is finished and trained.")
-    def pause(self) -> str:
+    async def pause(self) -> str:
         """Close admission until `resume`."""
-        self._state.told("pause", workflow.time())
         self._state.paused = True
+        await self._recorder.control("pause")
         return "paused"
 
     @pause.validator
@@ -378,10 +386,10 @@ class TrainRun:
             raise ValueError("the run is paused already")
 
     @workflow.update(description="Go on after a pause, or after a fatal error that was mended.")
-    def resume(self) -> str:
+    async def resume(self) -> str:
         """End a pause; clear the error that holds the run, and try what failed again."""
-        self._state.told("resume", workflow.time())
         self._producer.resume()
+        await self._recorder.control("resume")
         return "resumed"
 
     @resume.validator
@@ -394,12 +402,14 @@ class TrainRun:
     async def checkpoint(self) -> str:
         """Save now, or at the end of the step that is being trained."""
         state = self._state
-        state.told("checkpoint", workflow.time())
         state.checkpoint_wanted = True
         await workflow.wait_condition(lambda: not state.checkpoint_wanted)
-        if state.checkpoint_error is not None:
-            raise ApplicationError(state.checkpoint_error, type="NoCheckpoint")
-        return state.checkpoints[-1].path
+        error, path = state.checkpoint_error, state.checkpoints[-1].path
+        if error is not None:
+            await self._recorder.control(f"checkpoint: {error}")
+            raise ApplicationError(error, type="NoCheckpoint")
+        await self._recorder.control("checkpoint", checkpoint=path)
+        return path
 
     @checkpoint.validator
     def _check_checkpoint(self) -> None:
@@ -410,15 +420,15 @@ class TrainRun:
             raise ValueError(ENDING)
 
     @workflow.update(description="Change the learning rate, O, C, intervals, ... of a running run.")
-    def reconfigure(self, changes: dict[str, Any]) -> str:
-        """Apply changes from the next decision on; the ledger records them."""
-        self._state.told(f"reconfigure {', '.join(sorted(changes))}", workflow.time())
+    async def reconfigure(self, changes: dict[str, Any]) -> str:
+        """Apply changes from the next decision on; the run's folder remembers them."""
+        names = ", ".join(sorted(changes))
         self._config = reconfigured(self._config, changes)
-        self._state.changes |= changes
         self._producer.reconfigure(self._config)
         self._evaluations.reconfigure(self._config)
         self._recovery.reconfigure(self._config)
-        return f"changed {', '.join(sorted(changes))}"
+        await self._recorder.control(f"reconfigure {names}", changes=changes)
+        return f"changed {names}"
 
     @reconfigure.validator
     def _check_reconfigure(self, changes: dict[str, Any]) -> None:
@@ -431,10 +441,10 @@ class TrainRun:
         state = self._state
         group = self._producer.skip_row()
         if group is None:
-            state.told("skip_row: no row was the cause", workflow.time())
+            await self._recorder.control("skip_row: no row was the cause")
             return "resumed: no row was the cause"
-        state.told(f"skip_row {group.text}", workflow.time())
         await self._recorder.skip_group(group, state.admission.version)
+        await self._recorder.control(f"skip_row {group.text}")
         return f"skipped row {group.text}"
 
     @skip_row.validator

@@ -112,6 +112,13 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
         emulator.expire(session_id)
         return wire.reply({})
 
+    @router.post("/expire_silent")
+    async def expire_silent(request: Request) -> Response:
+        """{"seconds": s}: end the sessions that have given no sign of life for so long, for tests
+        that can't wait until the service does."""
+        emulator.expire_silent(wire.number(await wire.read(request), "seconds", 0.0))
+        return wire.reply({})
+
     @router.post("/wipe_gradients/{model_id}")
     async def wipe_gradients(model_id: str) -> Response:
         engine = emulator.sessions.model(model_id).engine

@@ -337,11 +337,15 @@ class Emulator:
         for snapshot in snapshots:
             self._compute.forget(snapshot, reason)
 
-    def _reap(self) -> None:
-        self.managed.stop_idle_jobs()
-        for session_id in self.sessions.overdue(self.settings.session_ttl):
+    def expire_silent(self, seconds: float) -> None:
+        """End the sessions that have given no sign of life for so long."""
+        for session_id in self.sessions.overdue(seconds):
             log.warning("session %s expired: no sign of life", session_id)
             self.expire(session_id)
+
+    def _reap(self) -> None:
+        self.managed.stop_idle_jobs()
+        self.expire_silent(self.settings.session_ttl)
         for session in self.sessions:
             for model in session.models.values():
                 for promise, error in model.queue.break_if_stalled(self.settings.gap_timeout):

@@ -19,7 +19,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError
 
 from benchmarks import tiny_task
-from benchmarks.audit import audit
+from benchmarks.audit import audit, check_no_session_lives
 from benchmarks.processes import ROOT, Death, Stack, result_of, stack
 from benchmarks.tiny_task import Execution, read_executions
 from chaos.kill_points import FOLDER, Plan, write_plan
@@ -29,9 +29,7 @@ from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import ROWS_KEY, RunRef
 from everburn.store import ArtifactStore
 from everburn.verification import Verified
-from support.histories import replay, run_histories
 from support.waiting import until
-from workers.plugin import everburn_plugin
 from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
@@ -211,28 +209,16 @@ class Chaos:
         await self.emulator_answers()
         unknowns = (await self._emulator("GET", "state"))["unknowns"]
         assert all(unknowns.values()), f"the emulator wasn't at its worst: {unknowns}"
-        verified = await audit(run.ref, self.stack, run.executed, again)
-        if not any(death.name.startswith("trainer") for death in self.deaths):
-            await self.no_session_left()
-        # What the workflows did over all this, their code does again.
-        first = run.handle.first_execution_run_id
-        assert first is not None
-        await replay(await run_histories(self.stack.client, run.ref.id, first), [everburn_plugin()])
-        return verified
+        return await audit(run.ref, self.stack, run.executed, again, self.known_sessions)
 
     @property
     def deaths(self) -> list[Death]:
         """Of this test."""
         return self.stack.processes.deaths[self.known_deaths :]
 
-    async def no_session_left(self, patience: float = 90.0) -> None:
-        """Whoever has opened a session closes it, also one who was given up; the session of a
-        holder that died ends at the service, after a minute of silence."""
-
-        async def nothing_left() -> bool:
-            return set(await self.sessions()) <= self.known_sessions
-
-        await until(nothing_left, lambda: "a session that nobody holds lives on", patience)
+    async def no_session_left(self) -> None:
+        """Whoever has opened a session closes it, or it ends at the service."""
+        await check_no_session_lives(self.stack, self.known_sessions)
 
     async def emulator_answers(self) -> None:
         async def answers() -> bool:

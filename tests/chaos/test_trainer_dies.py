@@ -1,9 +1,16 @@
 """kill -9 of the trainer worker before, between and after each of its writes."""
 
+from datetime import timedelta
+
 import pytest
 
-from chaos.harness import Chaos
+from benchmarks.histories import run_histories
+from chaos.harness import Chaos, Run
+from workflows.train_run import TrainRun
+from workflows.trainer_lease import HOLD_HEARTBEAT
 
+MARGIN = timedelta(seconds=2)
+"""For the server to notice a timeout and to pass the word on."""
 BEFORE_IT_SERVES = [
     # Its gradients die with it.
     "before put steps/000002/*",
@@ -129,3 +136,35 @@ async def test_the_trainer_dies_at_the_final_checkpoint(chaos: Chaos) -> None:
     chaos.plan("after save_checkpoint state-3")
     run = await chaos.start(rows=6)
     await chaos.survived(run, steps=3)
+
+
+@pytest.mark.chaos
+async def test_a_death_is_known_while_nothing_trains(chaos: Chaos) -> None:
+    """Within the heartbeat timeout of the activity that holds the lease, and a margin."""
+    run = await chaos.start()
+    await run.until_step(1)
+    await run.handle.execute_update(TrainRun.pause)
+    await run.until(groups_in_flight=0, groups_ready=0)
+    idle = await run.status()
+    assert idle.phase.endswith("collecting")
+    chaos.stack.processes.kill("trainer")
+    await run.until(lease_epoch=2)
+    known = await told_of_the_end(chaos, run)
+    assert 0 < known - chaos.deaths[-1].at <= (HOLD_HEARTBEAT + MARGIN).total_seconds()
+    assert (await run.status()).step == idle.step, "nothing has trained"
+    await run.handle.execute_update(TrainRun.resume)
+    await chaos.survived(run)
+
+
+async def told_of_the_end(chaos: Chaos, run: Run) -> float:
+    """When the server passed on to the run that its first lease had ended, by the history."""
+    first = run.handle.first_execution_run_id
+    assert first is not None
+    (at,) = [
+        event.event_time.ToNanoseconds() / 1e9
+        for history in await run_histories(chaos.stack.client, run.ref.id, first)
+        if history.workflow_id == run.ref.id
+        for event in history.events
+        if event.workflow_execution_signaled_event_attributes.signal_name == "lease_ended"
+    ]
+    return at

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import ROOT, Everburn, environment_of_tests, wait_until
+from support.histories import replay_stack
 from workers.ports import free_port
 from workers.stack_folder import StackFolder
 from workers.temporal_server import find_binary
@@ -95,6 +96,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         dev.terminate()
         dev.wait()
         everburn.close()
+    replay_stack(folder)
 
 
 def commands() -> list[str]:

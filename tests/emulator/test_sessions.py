@@ -95,6 +95,16 @@ def test_a_client_is_unusable_after_a_refusal(emulator: RunningEmulator) -> None
     service.close()
 
 
+def test_a_test_neednt_wait_for_silent_sessions_to_expire(tmp_path: Path) -> None:
+    with running_emulator(tmp_path) as emulator:
+        service = emulator.connect()
+        emulator.admin("POST", "expire_silent", {"seconds": 3600})
+        assert list(emulator.admin("GET", "state")["sessions"]) == [service.training_session_id]
+        emulator.admin("POST", "expire_silent", {"seconds": 0})
+        assert emulator.admin("GET", "state")["sessions"] == {}
+        service.close()
+
+
 def test_checkpoints_outlive_a_restart_and_nothing_else_does(tmp_path: Path) -> None:
     with running_emulator(tmp_path) as emulator:
         service = emulator.connect()

@@ -13,19 +13,33 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowHistory
+from temporalio.client import WorkflowHandle, WorkflowHistory
 
+from everburn.backends import EMULATOR_URL_ENV
+from everburn.config import RunConfig, reconfigured
+from everburn.refs import RunRef
+from everburn.run_folder import Origin, configured
+from everburn.store import ArtifactStore
 from everburn.trainers import TrainerStateLostError
+from support import tiny_turns
+from support.emulator import running_emulator
 from support.farm import Farm, Run, open_farm
 from support.histories import run_histories
 from support.script import Draw, Script
 from support.temporal import running_temporal
 from support.waiting import until
+from workers.fork import Fork
+from workers.resume import rebuilt_state
+from workers.run_file import RunFile
+from workflows.messages import RunResult
+from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.state import RunState
 from workflows.train_run import TrainRun
 
 HERE = Path(__file__).parent
@@ -59,6 +73,9 @@ async def test_record(
         recorded = {
             "eventful": await histories(farm, eventful),
             "held": await histories(farm, held),
+            "resumed": await histories(farm, await a_resumed_run(farm, held)),
+            "forked": await histories(farm, await a_forked_run(farm, eventful)),
+            "dedicated": await histories(farm, await a_dedicated_run(farm, tmp_path)),
         }
     for file in HERE.glob("*.json.gz"):
         file.unlink()
@@ -97,17 +114,19 @@ async def an_eventful_run(farm: Farm) -> Run:
 
 
 async def a_held_run(farm: Farm) -> Run:
-    """Held-out rows in shards, a fatal error, controls, a stop."""
+    """Held-out rows in shards, a fatal error, controls, a stop over its last row."""
 
     async def fail(draw: Draw) -> float:
         if draw.row == 1 and not draw.evaluation:
             raise KeyError("tool")
+        if draw.row == 3 and not draw.evaluation:
+            await asyncio.Event().wait()
         return draw.completion
 
     run = await farm.start(
         Script(fail),
         Path("runs"),
-        rows=3,
+        rows=4,
         on_fatal="hold",
         evaluation_dataset={"name": "support.tasks:rows", "kwargs": {"count": 2}},
     )
@@ -117,6 +136,53 @@ async def a_held_run(farm: Farm) -> Run:
     await until(lambda: len(run.ledger) == 2)
     await run.handle.signal(TrainRun.stop)
     await run.result()
+    return run
+
+
+async def a_resumed_run(farm: Farm, ended: Run) -> Run:
+    """The held run again, after its stop. Its last row teaches nothing."""
+    ended.script.play = flat
+    ref = RunRef(store="runs", id=ended.id)
+    config = configured(ref)
+    run = await go_on(farm, ref, ended.script, config, rebuilt_state(ref, config, time.time()))
+    assert [entry.updated for entry in run.ledger] == [True, True, False]
+    return run
+
+
+async def a_forked_run(farm: Farm, origin: Run) -> Run:
+    """Another run from the state after a step of the eventful one."""
+    source, ref = RunRef(store="runs", id=origin.id), RunRef(store="runs", id=f"{origin.id}-fork")
+    changes: dict[str, object] = {"learning_rate": 0.5}
+    config = reconfigured(configured(source, 4), changes)
+    file = RunFile(ref.id, config.model_dump(mode="json"), config)
+    state = Fork(Origin(run=source, step=4, changes={"learning_rate": 0.5}), ref, file).make()
+    return await go_on(farm, ref, origin.script, config, state)
+
+
+async def flat(draw: Draw) -> float:
+    return 1.0
+
+
+async def go_on(farm: Farm, ref: RunRef, script: Script, config: RunConfig, state: RunState) -> Run:
+    """A run from a state that was rebuilt from a folder, to its end."""
+    handle: WorkflowHandle[Any, RunResult] = await farm.client.start_workflow(
+        TrainRun.run,
+        args=[config.model_dump(mode="json"), state],
+        id=ref.id,
+        task_queue=ORCHESTRATOR_QUEUE,
+    )
+    run = Run(ref.id, script, ArtifactStore.of(ref), handle)
+    await run.result()
+    return run
+
+
+async def a_dedicated_run(farm: Farm, folder: Path) -> Run:
+    """A trainer job and a deployment are made, waited for and given back."""
+    with running_emulator(folder / "emulator") as emulator, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EMULATOR_URL_ENV, emulator.url)
+        fields = tiny_turns.fields(emulator.url, backend="emulator-dedicated") | {"base_url": None}
+        run = await farm.start(Script(), Path("runs"), rows=4, **fields)
+        await asyncio.wait_for(run.handle.result(), PATIENCE)
     return run
 
 

@@ -1,40 +1,24 @@
-"""The histories of a run: collected, measured against the budgets, and replayed."""
+"""The histories of runs: collected and replayed (benchmarks/histories.py), and measured against the
+budgets."""
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 from temporalio.api.common.v1 import Payloads
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.client import Client, WorkflowHistory
-from temporalio.plugin import SimplePlugin
-from temporalio.worker import Replayer
+from temporalio.client import WorkflowHistory
 
-from workers.processes import WORKFLOWS
+from benchmarks.histories import replay, run_histories
+from support.temporal import running_temporal
+from workers.plugin import everburn_plugin
+from workers.processes import connect
+from workers.stack_folder import StackFolder
 
 MAX_PAYLOAD = 2048
 """Bytes of one activity or signal payload: names and numbers, never tokens."""
 MAX_STATE = 64 * 1024
 """Bytes of a run's configuration, and of the state that continue-as-new carries."""
-
-
-async def run_histories(client: Client, run_id: str, first: str) -> list[WorkflowHistory]:
-    """Of all executions of a run, in order, and of all its children."""
-    executions = [(run_id, first)]
-    found = []
-    for workflow_id, execution in executions:
-        history = await client.get_workflow_handle(workflow_id, run_id=execution).fetch_history()
-        found.append(history)
-        for event in history.events:
-            executions.extend(_followed_by(run_id, event))
-    return found
-
-
-def _followed_by(run_id: str, event: HistoryEvent) -> Iterator[tuple[str, str]]:
-    if event.HasField("child_workflow_execution_started_event_attributes"):
-        child = event.child_workflow_execution_started_event_attributes.workflow_execution
-        yield child.workflow_id, child.run_id
-    if event.HasField("workflow_execution_continued_as_new_event_attributes"):
-        attributes = event.workflow_execution_continued_as_new_event_attributes
-        yield run_id, attributes.new_execution_run_id
 
 
 def check_payloads(history: WorkflowHistory) -> None:
@@ -49,6 +33,7 @@ def check_payloads(history: WorkflowHistory) -> None:
             )
 
 
+__all__ = ["check_payloads", "replay", "replay_stack", "run_histories"]
 STARTS = ("start", "continue-as-new", "create_run")
 """What carries a run's configuration or state."""
 
@@ -72,8 +57,18 @@ def _payloads(event: HistoryEvent) -> Iterator[tuple[str, Payloads]]:
             yield attributes.signal_name, attributes.input
 
 
-async def replay(histories: list[WorkflowHistory], plugins: list[SimplePlugin]) -> None:
-    """Fail where the workflow code doesn't do again what it did."""
-    replayer = Replayer(workflows=WORKFLOWS, plugins=plugins)
-    for history in histories:
-        await replayer.replay_workflow(history)
+def replay_stack(folder: Path) -> None:
+    """The same for all that the local stack of a folder, which is down by now, has run."""
+    database = StackFolder(folder).database
+    if database.exists():
+        with running_temporal(database.parent) as address:
+            asyncio.run(_replay_server(address))
+
+
+async def _replay_server(address: str) -> None:
+    client = await connect(address, "default")
+    histories = [
+        await client.get_workflow_handle(found.id, run_id=found.run_id).fetch_history()
+        async for found in client.list_workflows()
+    ]
+    await replay(histories, [everburn_plugin()])

@@ -1,22 +1,29 @@
 """A fork begins where another run was, needs nothing of it any more, and holds its own ledger."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everburn.checkpoints import find_checkpoint
+from everburn.controls import read_controls
 from everburn.emulator.checkpoints import weights_digest
 from everburn.ledger import read_ledger
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
 from support.command_line import Everburn, wait_until
+from support.histories import replay_stack
 from workers.errors import BadInputError
 from workers.fork import plan_fork
 from workers.ports import free_port
+from workers.resume import ended_run
+from workers.server import Server
 from workers.stack_folder import StackFolder
+from workflows.train_run import TrainRun
 
 TASK = """
 from everburn import RolloutRun, RolloutSample
@@ -68,6 +75,7 @@ def everburn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everburn]:
         dev.terminate()
         dev.wait()
         command.close()
+    replay_stack(command.folder)
 
 
 def store_of(everburn: Everburn, run: str) -> ArtifactStore:
@@ -137,6 +145,61 @@ def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
     assert everburn("verify", "long").returncode == 0
     rates = [entry.adam.learning_rate for entry in read_ledger(store_of(everburn, "branch"))]
     assert rates == [0.01, 0.01, 0.001, 0.001]
+
+
+def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
+    """By a resume also what no step has followed; by a fork what was told before its step."""
+    running = everburn.start("run", "run.json", "--id", "told", "--set", "epochs=8")
+    store = store_of(everburn, "told")
+    wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
+    tell(everburn, "told", TrainRun.reconfigure, {"learning_rate": 0.002})
+    wait_until(lambda: 0.002 in rates(store), "a step at the new rate")
+    tell(everburn, "told", TrainRun.pause)
+    tell(everburn, "told", TrainRun.reconfigure, {"learning_rate": 0.003, "dcp_save_interval": 3})
+    running.terminate()
+    assert running.wait(timeout=120) == 0, everburn.output
+    before = rates(store)
+    # A batch that was sealed is finished at the new rate; but nothing has to follow.
+    assert set(before) <= {0.01, 0.002, 0.003}
+
+    def planned(step: int) -> float:
+        plan = plan_fork("told", step, "other", [], everburn.folder)
+        return plan.file.config.learning_rate
+
+    at = read_controls(store)[0].step
+    assert [planned(step) for step in (0, at, at + 1)] == [0.01, 0.01, 0.002]
+    _, file, _ = ended_run("told", [], everburn.folder)
+    assert (file.config.learning_rate, file.config.dcp_save_interval) == (0.003, 3)
+
+    resumed = everburn("resume", "told")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "run told was told since it was started: dcp_save_interval=3, learning_rate=0.003" in (
+        resumed.stdout
+    )
+    assert rates(store)[: len(before)] == before
+    assert set(rates(store)[len(before) :]) == {0.003}
+    told = [control for control in read_controls(store) if control.checkpoint is None]
+    assert [control.what for control in told] == [
+        *("reconfigure learning_rate", "pause", "reconfigure dcp_save_interval, learning_rate"),
+        *("stop", "stopped", "resumed", "completed"),
+    ]
+    check_verified(everburn, "told", steps=32, rows=64)
+
+
+def rates(store: ArtifactStore) -> list[float]:
+    return [entry.adam.learning_rate for entry in read_ledger(store)]
+
+
+def tell(everburn: Everburn, run: str, update: Any, *arguments: Any) -> None:
+    """Execute an update of the run."""
+
+    async def execute() -> None:
+        state = StackFolder(everburn.folder).find()
+        assert state is not None
+        client = await Server.of_stack(state).connect()
+        await client.get_workflow_handle(run).execute_update(update, *arguments)
+
+    asyncio.run(execute())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A run that has ended goes on where it was, and its ledger still holds."""
 
 import json
+from pathlib import Path
 
 from support.command_line import Everburn, wait_until
 from workers.ports import free_port
@@ -85,6 +86,14 @@ def test_a_changed_file_is_found_by_verification(everburn: Everburn) -> None:
     done = everburn("run", "run.json", "--id", "first", *ports)
     assert done.returncode == 0, done.stdout + done.stderr
 
+    rollout = everburn.folder / "runs/first/rollouts/row-000001.0/completion-0.parquet"
+    kept = rollout.read_bytes()
+    rollout.write_bytes(kept[:-1])
+    said_of(everburn, rollout, "has changed since it was recorded")
+    rollout.unlink()
+    said_of(everburn, rollout, "isn't in the store")
+    rollout.write_bytes(kept)
+
     entry = everburn.folder / "runs/first/ledger/000002.json"
     changed = json.loads(entry.read_text())
     changed["groups"] = json.loads((entry.parent / "000001.json").read_text())["groups"]
@@ -93,3 +102,32 @@ def test_a_changed_file_is_found_by_verification(everburn: Everburn) -> None:
     verified = everburn("verify", "first")
     assert verified.returncode == 1
     assert "was trained twice: in steps 1 and 2" in verified.stderr
+
+
+def said_of(everburn: Everburn, file: Path, what: str) -> None:
+    """Verification fails, and says what is wrong with a file."""
+    verified = everburn("verify", "first")
+    assert verified.returncode == 1
+    assert f"run first doesn't agree with its ledger: {file} {what}" in verified.stderr
+
+
+def test_steps_without_a_checkpoint_are_re_executed_and_not_said_to_agree(
+    everburn: Everburn,
+) -> None:
+    (everburn.folder / "sums.py").write_text(TASK)
+    values = CONFIG | {"max_rows": 6, "dcp_save_interval": 0, "save_final_checkpoint": False}
+    (everburn.folder / "run.json").write_text(json.dumps(values))
+    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
+    done = everburn("run", "run.json", "--id", "first", *ports)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    verified = everburn("verify", "first")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "run first: 3 steps re-executed, 6 rows trained once, 0 rejected" in verified.stdout
+    assert "no weights could be compared" in verified.stdout
+    assert "not compared: steps 1 to 3" in verified.stdout
+    assert "agrees" not in verified.stdout
+
+    submission = next((everburn.folder / "runs/first/steps/000003").rglob("submission-*.json"))
+    submission.unlink()
+    said_of(everburn, submission, "isn't in the store")

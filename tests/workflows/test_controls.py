@@ -1,9 +1,23 @@
 """A person's controls over a running run: pause, reconfigure, checkpoint, each by update."""
 
+import asyncio
+import contextlib
+import threading
+
+import pandas
 import pytest
-from temporalio.client import WorkflowUpdateFailedError
+from temporalio.client import (
+    WorkflowFailureError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateStage,
+)
 from temporalio.exceptions import ApplicationError
 
+from activities import records
+from everburn.controls import read_controls
+from everburn.ledger import LedgerEntry
+from everburn.refs import RunRef
+from everburn.steps import StepOutcome
 from everburn.trainers import TrainerRejectedError
 from support.farm import Run, Start
 from support.script import Draw, Script, spread
@@ -59,6 +73,87 @@ async def test_changes_apply_from_the_next_step_and_are_part_of_the_ledger(start
     ]
     (told,) = [control for entry in run.ledger for control in entry.controls]
     assert told.what == "reconfigure evaluation_interval, learning_rate"
+
+
+async def test_everything_that_a_run_was_told_is_kept(start: Start):
+    """However much it was, and also what no step has followed."""
+    gates = [Gate() for _ in range(3)]
+    gates[0].open()
+
+    async def play(draw: Draw) -> float:
+        await gates[draw.row].passed()
+        return await spread(draw)
+
+    run = await start(Script(play), rows=3, dcp_save_interval=0)
+    await run.until(step=1, groups_in_flight=1)
+    for _ in range(6):
+        await run.handle.execute_update(TrainRun.pause)
+        await run.handle.execute_update(TrainRun.resume)
+    saved = await run.handle.execute_update(TrainRun.checkpoint)
+    gates[1].open()
+    await run.until(step=2, groups_in_flight=1)
+    await run.handle.signal(TrainRun.stop)
+    result = await run.result()
+
+    kept = read_controls(run.store)
+    said = [*["pause", "resume"] * 6, "checkpoint", "stop"]
+    assert [control.what for control in kept[:14]] == said
+    assert [control.number for control in kept] == list(range(len(kept)))
+    assert [control.step for control in kept[:13]] == [1] * 13
+    assert run.ledger[1].controls == kept[:13]
+    assert kept[12].checkpoint == saved
+    saves = [control for control in kept if control.what == "final checkpoint"]
+    assert [control.checkpoint for control in saves] == [result.checkpoint]
+    assert kept[-1].ending == "stopped"
+    told = pandas.DataFrame([control.model_dump() for control in kept])
+    assert list(told["what"]) == [control.what for control in kept]
+
+
+async def test_what_a_run_is_told_while_a_step_is_committed_belongs_to_the_next(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    gate, committing = threading.Event(), threading.Event()
+    commit = records.commit_step
+
+    def stand_still(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
+        if outcome.step == 1:
+            committing.set()
+            assert gate.wait(30)
+        return commit(run, outcome)
+
+    monkeypatch.setattr(records, "commit_step", stand_still)
+    run = await start_tuned(Script(), rows=2, learning_rate=0.5)
+    await until(committing.is_set)
+    update = await run.handle.start_update(
+        TrainRun.reconfigure,
+        {"learning_rate": 0.25},
+        wait_for_stage=WorkflowUpdateStage.ACCEPTED,
+    )
+    gate.set()
+    await update.result()
+    await run.result()
+    assert [entry.changes for entry in run.ledger] == [{}, {"learning_rate": 0.25}]
+    assert [adam.learning_rate for adam in run.trainer.adam] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
+async def test_a_run_says_how_it_ended(start: Start, how: str):
+    async def play(draw: Draw) -> float:
+        if how == "failed" and draw.row == 1:
+            raise KeyError("tool")
+        if how == "cancelled" and draw.row == 1:
+            await asyncio.sleep(60)
+        return await spread(draw)
+
+    run = await start(Script(play), rows=2)
+    if how == "cancelled":
+        await run.until(step=1, groups_in_flight=1)
+        await run.handle.cancel()
+    with contextlib.suppress(WorkflowFailureError):
+        await run.result()
+    last = read_controls(run.store)[-1]
+    assert last.ending == how
+    assert ("tool" in last.what) == (how == "failed")
 
 
 async def test_a_wider_window_is_used_at_once(start: Start):

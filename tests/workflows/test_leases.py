@@ -146,6 +146,7 @@ async def test_a_run_that_holds_after_three_losses_goes_on_with_a_restored_train
         "forward_backward 2",
         "optim_step",
     ]
+    assert [entry.attempts for entry in run.ledger] == [4, 1, 1, 1], "one per lease"
 
 
 async def test_an_older_checkpoint_will_do_where_the_newest_does_not_load(start: Start):

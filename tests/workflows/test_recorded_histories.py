@@ -50,6 +50,16 @@ def test_every_kind_of_workflow_is_recorded() -> None:
         if "activityTaskScheduledEventAttributes" in event
     }
     assert {"load_checkpoint", "replay_step", "evaluate_shard", "skip_group"} <= activities
+    assert {"carry_publication", "record_control"} <= activities
+    assert {"advance_resources", "clean_up_resources"} <= activities, "a dedicated lease"
+
+
+@pytest.mark.parametrize("scenario", ["resumed", "forked"])
+def test_runs_that_begin_from_a_folder_are_recorded(scenario: str) -> None:
+    (file,) = (file for file in FILES if file.name == f"{scenario}.run-1.json.gz")
+    state = started(file)["input"]["payloads"][1]["data"]
+    values = json.loads(base64.b64decode(state))
+    assert (values["grant"], values["life"]) == (None, 1)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.removesuffix(".json.gz"))

@@ -1,0 +1,26 @@
+"""When a run counts as recovered."""
+
+from benchmarks.processes import Death
+from benchmarks.recoveries import Event, of_trainer
+
+
+def test_a_trainer_is_back_when_the_runs_own_policy_is_published_again() -> None:
+    """And not with an older version that rollouts still use."""
+    events = [
+        Event(12.0, "scheduled load_checkpoint", "load state-2"),
+        Event(13.0, "started replay_step", "replay step 3"),
+        Event(15.0, "completed replay_step", "replay step 3"),
+        Event(16.0, "completed publish", "publish policy v3 again, for rollouts that use it"),
+        Event(17.0, "started replay_step", "replay step 4"),
+        Event(18.0, "completed replay_step", "replay step 4"),
+        Event(19.5, "completed publish", "publish policy v4 again"),
+        Event(30.0, "completed publish", "publish policy v9 again"),
+    ]
+
+    found = of_trainer(Death("trainer", 10.0), events)
+
+    assert (found.seconds, found.redone_s) == (6.5, 3.0)
+
+
+def test_a_death_that_cost_no_lease_has_no_recovery() -> None:
+    assert of_trainer(Death("trainer", 10.0), []).seconds is None

@@ -1,0 +1,63 @@
+"""A run's state, as continue-as-new carries it to workers of another build."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from temporalio.client import WorkflowFailureError
+
+from everburn.config import parse_config
+from everburn.refs import RunRef
+from support.farm import Farm, Start
+from support.script import Script
+from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.state import STATE_SCHEMA, RunState
+
+CONFIG = parse_config(
+    {
+        "rollout": "task:make_rollout_fn",
+        "dataset": {"name": "task:rows"},
+        "base_model": "accounts/everburn/models/tiny",
+        "backend": "emulator",
+        "lora_rank": 4,
+    }
+)
+STATE = RunState.initial(RunRef(store="runs", id="run"), CONFIG, now=5.0)
+
+
+def test_a_state_is_read_as_it_was_carried() -> None:
+    carried = STATE.model_dump(mode="json")
+    assert carried["schema_version"] == STATE_SCHEMA
+    assert RunState.model_validate(carried) == STATE
+
+
+def test_an_older_state_is_brought_up_to_date() -> None:
+    carried = STATE.model_dump(mode="json", exclude={"told", "told_committed"})
+    older = carried | {"schema_version": 1, "changes": {"learning_rate": 0.5}, "controls": []}
+    found = RunState.model_validate(older)
+    assert found.model_copy(update={"notes": []}) == STATE
+    (note,) = found.notes
+    assert "{'learning_rate': 0.5}" in note
+
+
+def test_a_state_that_nobody_here_can_read_is_refused_in_words() -> None:
+    with pytest.raises(ValidationError, match=r"schema 3, and this worker reads 2, 1\."):
+        RunState.model_validate(STATE.model_dump(mode="json") | {"schema_version": 3})
+
+
+async def test_a_run_whose_state_cannot_be_read_ends_and_says_so(
+    start: Start, farm: Farm, tmp_path: Path
+) -> None:
+    run = await start(Script(), rows=1)
+    newer = STATE.model_dump(mode="json") | {"schema_version": 3}
+    handle = await farm.client.start_workflow(
+        "TrainRun",
+        args=[farm.config(run.id, tmp_path), newer],
+        id=f"{run.id}-newer",
+        task_queue=ORCHESTRATOR_QUEUE,
+    )
+    with pytest.raises(WorkflowFailureError) as failure:
+        await handle.result()
+    assert "the run's state has schema 3" in str(failure.value.cause)
+    assert "everburn resume" in str(failure.value.cause)
+    await run.result()
