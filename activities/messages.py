@@ -55,9 +55,8 @@ MAX_ERRORS = 8
 
 
 class ReapResult(Message):
-    """What was reaped of what completions had registered, and how much couldn't be."""
+    """How much of what completions had registered couldn't be reaped."""
 
-    reaped: int
     left: int
 
 
@@ -209,7 +208,6 @@ class Submitted(Message):
     distance: PolicyDistance
     loss_metrics: dict[str, float]
     """Of a Python loss, as it returned them."""
-    seconds: float
 
 
 class OptimStep(Message):
@@ -220,7 +218,6 @@ class OptimStep(Message):
 
 class OptimStepped(Message):
     metrics: dict[str, float]
-    seconds: float
 
 
 class Publish(Message):
@@ -352,12 +349,10 @@ class CommitStep(Message):
 class Committed(Message):
     reward: float | None
     """Mean reward of all completions since the previous commit."""
-    samples: int
-    kept_groups: int
 
 
 class Reconcile(Message):
-    """Whom a run waits for: groups, the lease of `epoch`, the evaluation of `version`."""
+    """Whom a run waits for: groups, the lease and the evaluation, the latter by workflow id."""
 
     run: RunRef
     groups: str

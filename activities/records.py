@@ -69,8 +69,6 @@ class RecordActivities:
         reward = entry.metrics.get("rollout/raw_reward")
         return Committed(
             reward=None if reward is None else float(reward),
-            samples=int(entry.metrics["rollout/raw_samples"]),
-            kept_groups=int(entry.metrics["rollout/kept_groups"]),
         )
 
     @activity.defn

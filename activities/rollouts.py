@@ -95,7 +95,7 @@ class RolloutActivities:
 
         with final_errors(StoreError):
             done = await self._user_loop.run(lambda: reap(ArtifactStore.of(run)))
-        return ReapResult(reaped=done.count, left=len(done.failures))
+        return ReapResult(left=len(done.failures))
 
     @activity.defn
     async def evaluate_shard(self, order: ShardOrder) -> None:

@@ -7,7 +7,6 @@ which that process starts a second worker. Doesn't own what an operation does
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -213,11 +212,8 @@ class TrainerActivities:
         lease = self._lease(order.lease)
 
         async def step() -> OptimStepped:
-            started = time.monotonic()
-            metrics = dict(
-                require_finite_metrics("optim_step", await lease.trainer.optim_step(order.adam))
-            )
-            return OptimStepped(metrics=metrics, seconds=time.monotonic() - started)
+            reported = await lease.trainer.optim_step(order.adam)
+            return OptimStepped(metrics=dict(require_finite_metrics("optim_step", reported)))
 
         return await self._once(lease, order.lease, order.step, "optim_step", 0, step)
 

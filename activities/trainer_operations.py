@@ -58,13 +58,11 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
         decode_groups(order.groups),
         order.prepared,
     )
-    started = time.monotonic()
     gradients = await lease.in_turn(
         order.step,
         order.part,
         lambda: lease.trainer.forward_backward(datums, config.loss, config.loss_config),
     )
-    seconds = time.monotonic() - started
     require_finite_gradients(gradients)
     distance = policy_distance(datums, gradients.logprobs, config.clip)
     await when_there_is_space(
@@ -82,7 +80,6 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
         total_tokens=gradients.metrics.get("total_tokens:sum"),
         distance=distance,
         loss_metrics=gradients.loss_metrics,
-        seconds=seconds,
     )
 
 

@@ -36,10 +36,6 @@ class Datum:
     raw_logprobs: npt.NDArray[np.float32] | None = None
     routing: list[str] | None = None
 
-    @property
-    def trained_tokens(self) -> int:
-        return int(self.mask.sum())
-
 
 def build_datum(segment: RolloutSample, advantage: float | Sequence[float]) -> Datum:
     """Position i predicts token i+1. advantage: of all trained tokens, or one per token."""

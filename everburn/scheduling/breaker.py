@@ -23,7 +23,6 @@ class CircuitBreaker(BaseModel):
     consecutive: int = 0
     window: list[bool] = Field(default_factory=list)
     """The last outcomes, true for a failure."""
-    failures_total: int = 0
     tripped: str | None = None
     """Why it tripped, once it has."""
 
@@ -31,7 +30,6 @@ class CircuitBreaker(BaseModel):
         """Count outcomes, true for a failure, in the order in which they were reported."""
         for failed in failures:
             self.consecutive = self.consecutive + 1 if failed else 0
-            self.failures_total += failed
             self.window = [*self.window, failed][-WINDOW:]
             self.tripped = self.tripped or self._reason()
 

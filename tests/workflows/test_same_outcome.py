@@ -82,7 +82,6 @@ class Ordered:
         return run
 
 
-@pytest.mark.slow
 async def test_weights_and_fates_are_the_same(
     temporal_server: str,
     tiny_tokenizer: Path,

@@ -5,7 +5,6 @@ import contextlib
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-import pytest
 from temporalio.client import Client
 
 from everburn.refs import GroupKey
@@ -20,7 +19,6 @@ from workflows.train_run import TrainRun
 NAMESPACE = "builds"
 
 
-@pytest.mark.slow  # the server makes builds known to its parts in its own time
 async def test_a_run_changes_over_to_a_new_build_between_two_steps(
     temporal_server: str, tiny_tokenizer: Path, tmp_path: Path
 ):
