@@ -238,13 +238,6 @@ class Managed:
         job.active = time.monotonic()
         return job
 
-    def stop_idle_jobs(self) -> None:
-        now = time.monotonic()
-        for job in self._jobs.values():
-            if job.state == "JOB_STATE_RUNNING" and now - job.active > job.inactivity:
-                message = f"stopped: no activity for {job.inactivity:.0f} s"
-                self.interrupt_job(job.job_id, "JOB_STATE_CANCELLED", message)
-
     def jobs(self) -> list[Job]:
         return [self.job(job_id) for job_id in self._jobs]
 
@@ -385,6 +378,10 @@ class Managed:
         if job.state == "JOB_STATE_CREATING" and age >= self.boot_seconds:
             job.enter("JOB_STATE_RUNNING")
             job.active = time.monotonic()
+        if job.state == "JOB_STATE_RUNNING" and time.monotonic() - job.active > job.inactivity:
+            job.enter("JOB_STATE_CANCELLED", f"stopped: no activity for {job.inactivity:.0f} s")
+            job.shared = None
+            self._stop_process(job.job_id)
         if job.state == "JOB_STATE_PREEMPTED" and age >= PREEMPTION_SECONDS:
             job.enter("JOB_STATE_FAILED", "preempted: its machine was taken away")
         if job.state != before:

@@ -344,7 +344,7 @@ class Emulator:
             self.expire(session_id)
 
     def _reap(self) -> None:
-        self.managed.stop_idle_jobs()
+        self.managed.jobs()  # stops those without activity
         self.expire_silent(self.settings.session_ttl)
         for session in self.sessions:
             for model in session.models.values():

@@ -1,5 +1,7 @@
 """What only dedicated training has: a job and a deployment to wait for, to fence, to give back."""
 
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from fireworks.training.sdk import DeploymentManager, TrainerJobConfig, TrainerJ
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from activities import trainer as trainer_activities
 from backends.conftest import Run, Service, a_config
 from everburn.checkpoints import find_checkpoint
 from everburn.emulator.base_model import TINY
@@ -76,6 +79,48 @@ async def test_a_job_to_attach_to_must_exist(service: Service, tmp_path: Path) -
     failure = await run.failure()
     assert "there is no trainer job nowhere in account everburn" in failure.message
     assert run.resources.deployment_id not in service.state["deployments"]
+
+
+# Keeping alive
+
+
+async def test_a_job_is_kept_alive_while_its_run_is_paused_or_held(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond its inactivity, after which the service would stop it: so long takes this test."""
+    monkeypatch.setattr(trainer_activities, "PROBE_INTERVAL", 0.2)
+    inactivity = 5.0
+    with jobs(service) as manager:
+        for job in ("watched", "guarded"):
+            manager.create_and_wait(
+                TrainerJobConfig(
+                    base_model=TINY,
+                    lora_rank=4,
+                    requested_job_id=job,
+                    auto_select_training_shape=True,
+                    inactivity_timeout=timedelta(seconds=inactivity),
+                )
+            )
+    broken = {"rollout": "support.small_numbers:make_broken_rollout_fn", "on_fatal": "hold"}
+    held = await service.start(tmp_path, trainer={"job_id": "guarded"}, **LORA | broken)
+    paused = await service.start(tmp_path, trainer={"job_id": "watched"}, **LORA | {"rows": 12})
+    await held.until_waiting_for("resume, skip_row or stop")
+    await paused.until_step(1)
+    await paused.handle.execute_update("pause")
+    since = time.monotonic()
+
+    def long_enough() -> bool:
+        state = service.state["jobs"]
+        assert (state["watched"], state["guarded"]) == ("JOB_STATE_RUNNING", "JOB_STATE_RUNNING")
+        return time.monotonic() - since > 2 * inactivity
+
+    await until(long_enough, lambda: "the time doesn't pass", 60)
+    await held.handle.signal("stop")
+    await paused.handle.execute_update("resume")
+    assert (await held.result()).stopped
+    assert (await paused.result()).steps == 6
+    assert {entry.epoch for entry in paused.ledger} == {1}
+    assert (await held.status()).lease_epoch == 1
 
 
 # What the control plane refuses
