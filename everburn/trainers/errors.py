@@ -5,8 +5,9 @@ What each error then does is decided where it arrives: a refused request fails t
 state ends the lease, quota holds the run, a key that is refused fails it (or holds it, with
 `on_fatal = "hold"`), a lack of capacity is waited for.
 
-Not in the table is what never arrives: the SDK itself repeats a request after 408, 409, 429, 5xx
-and a broken connection, under the same sequence number, for up to five minutes.
+Not in the table is what never arrives: the SDK itself repeats a request that was refused for now,
+or that only reads, for up to five minutes. One that may have been applied isn't repeated
+(resends.py), and arrives as "anything else".
 """
 
 import re
