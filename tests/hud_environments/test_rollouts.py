@@ -71,7 +71,7 @@ async def test_ids_at_hud_are_those_of_the_completion(runs: Runs) -> None:
         return tuple(run.info["hud"][name] for name in ("job", "group", "trace"))  # type: ignore[return-value]
 
     first, second = await ids(FIRST, 0), await ids(FIRST, 1)
-    retried = await ids(GroupKey(cursor=0, attempt=1), 0)
+    retried = await ids(GroupKey(cursor=0, attempt=1), 2)
     other = await ids(GroupKey(cursor=1), 0)
     assert {one[0] for one in (first, second, retried, other)} == {first[0]}
     assert first[1] == second[1]
