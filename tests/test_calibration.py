@@ -111,6 +111,13 @@ def was_cut_off(run: RunRef, draw: Draw) -> bool:
             CalibrationFailedError,
             "2/6 rollouts failed during calibrate: RecoverableRolloutError: the judge is out",
         ),
+        (
+            # Counted like any other.
+            "break",
+            {"on_any_rollout_failure": "fail"},
+            CalibrationFailedError,
+            "2/6 rollouts failed during calibrate: KeyError: 'a bug'",
+        ),
     ],
 )
 async def test_a_failure_ends_it_and_the_session(
