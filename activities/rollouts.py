@@ -56,8 +56,9 @@ class RolloutActivities:
     async def prepare_task(self, run: RunRef) -> Prepared:
         await asyncio.to_thread(preload)
         from everburn.task import prepare_task
+        from everburn.user_loop import LoopBlockedError
 
-        with final_errors(StoreError):
+        with final_errors(StoreError, LoopBlockedError):
             task = await self._user_loop.run(lambda: asyncio.to_thread(prepare_task, run))
         return Prepared(rows=task.rows, evaluation_rows=task.evaluation_rows, notes=task.notes)
 
@@ -92,8 +93,9 @@ class RolloutActivities:
         """Reap what completions whose workers died have left behind."""
         from everburn.resources import reap
         from everburn.store import ArtifactStore
+        from everburn.user_loop import LoopBlockedError
 
-        with final_errors(StoreError):
+        with final_errors(StoreError, LoopBlockedError):
             done = await self._user_loop.run(lambda: reap(ArtifactStore.of(run)))
         return ReapResult(left=len(done.failures))
 
@@ -161,6 +163,7 @@ class RolloutActivities:
 def _told_by_kind(where: str = "") -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
     from everburn.failures import RowsFailedError, classify
+    from everburn.user_loop import LoopBlockedError
 
     try:
         yield
@@ -170,6 +173,8 @@ def _told_by_kind(where: str = "") -> Iterator[None]:
         raise
     except ApplicationError:
         raise
+    except LoopBlockedError as error:
+        raise application_error(error, kind=WORKER_SHUTDOWN, where=where) from error
     except RowsFailedError as rows:
         kind = _KINDS.get(classify(rows.first))
         counted = RowsFailed(failed=rows.failed)

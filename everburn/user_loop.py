@@ -12,7 +12,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -30,16 +33,35 @@ class UserCodeExitError(RuntimeError):
     """User code called sys.exit or was interrupted; the worker goes on."""
 
 
+class BlockingError(TimeoutError):
+    """It has blocked the loop for longer than anything there may take."""
+
+
+class LoopBlockedError(RuntimeError):
+    """Other code blocks the loop: this has no fault in it, and is to be done elsewhere."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """Something that runs on the loop. given_up: its error, once the loop is blocked for good."""
+
+    may_block: float
+    given_up: "asyncio.Future[NoReturn]"
+
+
+_current: ContextVar[_Call] = ContextVar("everburn_user_loop_call")
+
+
 class UserLoop:
     """Runs coroutines on its own thread; callers await them from theirs."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._ticks = 0
-        self._running: list[float] = []
-        """How long each that runs may block, where that is said."""
+        self._calls: list[_Call] = []
+        self._blocked = False
         self._longest = 0.0
-        """Of those that have run since the last sign of life."""
+        """That any may block which has run since the last sign of life."""
         self._loop.call_soon(self._tick)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -52,14 +74,21 @@ class UserLoop:
         Raises:
             UserCodeExitError: in place of SystemExit and KeyboardInterrupt, which would end the
                 loop for everybody.
+            BlockingError: it blocks the loop for good. LoopBlockedError: another does.
         """
-        self._running.append(may_block)
+        if self._blocked:
+            raise LoopBlockedError("user code blocks this worker, which is about to end")
+        call = _Call(may_block, asyncio.get_running_loop().create_future())
+        self._calls.append(call)
         self._longest = max(self._longest, may_block)
-        future = asyncio.run_coroutine_threadsafe(_contained(function), self._loop)
+        work = asyncio.run_coroutine_threadsafe(_contained(function, call), self._loop)
+        outcome = asyncio.wrap_future(work)
         try:
-            return await asyncio.wrap_future(future)
+            await asyncio.wait((outcome, call.given_up), return_when=asyncio.FIRST_COMPLETED)
+            return await (outcome if outcome.done() else call.given_up)
         finally:
-            self._running.remove(may_block)
+            outcome.cancel()
+            self._calls.remove(call)
 
     def call(self, function: Callable[[], None]) -> None:
         """Have it called on the user loop, soon."""
@@ -67,7 +96,8 @@ class UserLoop:
 
     async def blocked(self) -> str:
         """Return once the loop has stood still for longer than anything on it may block, and GRACE:
-        where its thread is, as a stack.
+        where its thread is, as a stack. Everything that runs there is given up then: its callers
+        learn whether it was theirs that blocks, where that can be told.
 
         Time is counted in ticks of the caller's own loop: when the whole process stood still,
         nobody was blocked.
@@ -79,9 +109,21 @@ class UserLoop:
                 still += TICK
             else:
                 ticks, still = self._ticks, 0.0
-                self._longest = max(self._running, default=0.0)
+                self._longest = max((call.may_block for call in self._calls), default=0.0)
         assert self._thread.ident is not None
-        return "".join(traceback.format_stack(sys._current_frames()[self._thread.ident]))
+        frame = sys._current_frames()[self._thread.ident]
+        self._give_up(_call_of(frame))
+        return "".join(traceback.format_stack(frame))
+
+    def _give_up(self, culprit: _Call | None) -> None:
+        self._blocked = True
+        if culprit not in self._calls:
+            return  # all of them are lost with the process, and that counts a little for each
+        for call in self._calls:
+            if call is culprit:
+                call.given_up.set_exception(BlockingError("it blocks its worker for good"))
+            else:
+                call.given_up.set_exception(LoopBlockedError("other user code blocks the worker"))
 
     def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Stop the loop; what still runs on it is cancelled, and then `last` is called there.
@@ -124,7 +166,19 @@ class UserLoop:
             self._loop.stop()
 
 
-async def _contained(function: Callable[[], Awaitable[T]]) -> T:
+def _call_of(frame: FrameType | None) -> _Call | None:
+    """The call that a thread of an event loop is at work for, also in tasks which that has made:
+    they inherit its context, and the loop runs each callback in its own."""
+    while frame is not None:
+        if frame.f_code is asyncio.Handle._run.__code__:
+            context: Context = frame.f_locals["self"]._context
+            return context.get(_current)
+        frame = frame.f_back
+    return None
+
+
+async def _contained(function: Callable[[], Awaitable[T]], call: _Call) -> T:
+    _current.set(call)
     try:
         return await function()
     except (SystemExit, KeyboardInterrupt) as error:

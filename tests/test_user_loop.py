@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from everburn import user_loop as user_loop_module
-from everburn.user_loop import UserLoop
+from everburn.user_loop import BlockingError, LoopBlockedError, UserLoop
 from support.waiting import until
 
 
@@ -47,8 +47,26 @@ async def test_code_that_blocks_for_too_long_is_told_with_its_place(
     work = asyncio.create_task(user_loop.run(block, may_block=0.1))
     stack = await asyncio.wait_for(user_loop.blocked(), 10)
     assert "in __call__" in stack and "self.free.wait(30)" in stack
-    block.free.set()
-    await work
+    with pytest.raises(BlockingError):
+        await work
+
+
+async def test_those_beside_learn_that_it_is_another(user_loop: UserLoop, block: Block) -> None:
+    """Also where the blocking code runs in a task of its own making."""
+
+    async def make_a_task() -> None:
+        await asyncio.create_task(block())
+
+    beside = asyncio.create_task(user_loop.run(asyncio.Event().wait, may_block=0.1))
+    await asyncio.sleep(0.05)
+    work = asyncio.create_task(user_loop.run(make_a_task, may_block=0.1))
+    await asyncio.wait_for(user_loop.blocked(), 10)
+    with pytest.raises(LoopBlockedError):
+        await beside
+    with pytest.raises(BlockingError):
+        await work
+    with pytest.raises(LoopBlockedError):
+        await user_loop.run(asyncio.Event().wait)
 
 
 async def test_the_longest_that_may_block_counts(user_loop: UserLoop, block: Block) -> None:

@@ -38,6 +38,8 @@ DEPLOYMENT = "everburn"
 WORKFLOWS = [TrainRun, PromptGroup, TrainerLease, Evaluation]
 VERSIONED_WORKFLOWS = [TrainRun, PromptGroup, UpgradedTrainerLease, Evaluation]
 GRACE = timedelta(seconds=10)
+TELLING = 5.0
+"""Seconds for a blocked worker to say what has become of its activities."""
 STICKY_TIMEOUT = timedelta(seconds=2)
 """How long a task waits for a dead orchestrator's cache: part of every recovery."""
 ROLLOUT_SLOTS = 512
@@ -146,8 +148,10 @@ async def serving(
         case "rollout":
             rollouts = RolloutActivities()
             try:
-                async with _preloading(preload_rollouts), _leaving_when_blocked(rollouts):
-                    yield rollout_worker(client, rollouts, slots, build)
+                async with _preloading(preload_rollouts):
+                    worker = rollout_worker(client, rollouts, slots, build)
+                    async with _leaving_when_blocked(rollouts, worker):
+                        yield worker
             finally:
                 rollouts.close()
         case "trainer":
@@ -160,12 +164,15 @@ async def serving(
 
 
 @asynccontextmanager
-async def _leaving_when_blocked(rollouts: RolloutActivities) -> AsyncIterator[None]:
+async def _leaving_when_blocked(rollouts: RolloutActivities, worker: Worker) -> AsyncIterator[None]:
     """End the process where user code blocks its loop for good: its rollouts are begun again by
     others, and it is started again. It would keep them all, and finish none."""
 
     async def watch() -> None:
-        leave_blocked(await rollouts.blocked())
+        stack = await rollouts.blocked()
+        # Its activities have been given up; what they say of it is still to be told.
+        await asyncio.wait([asyncio.create_task(worker.shutdown())], timeout=TELLING)
+        leave_blocked(stack)
 
     watching = asyncio.create_task(watch())
     try:
