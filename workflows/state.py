@@ -29,7 +29,9 @@ MAX_SAVES = 10
 
 
 def _from_1(state: dict[str, Any]) -> dict[str, Any]:
-    """What the run was told waited in the state for the next commit, and is kept in files now."""
+    """What the run was told waited in the state for the next commit, and is kept in files now. The
+    breaker counted all failures, too."""
+    state["breaker"] = {k: v for k, v in state["breaker"].items() if k != "failures_total"}
     told = state.pop("changes", {}), [control["what"] for control in state.pop("controls", [])]
     if any(told):
         notes = state.get("notes", [])

@@ -33,6 +33,7 @@ def test_a_state_is_read_as_it_was_carried() -> None:
 
 def test_an_older_state_is_brought_up_to_date() -> None:
     carried = STATE.model_dump(mode="json", exclude={"told", "told_committed"})
+    carried["breaker"]["failures_total"] = 3
     older = carried | {"schema_version": 1, "changes": {"learning_rate": 0.5}, "controls": []}
     found = RunState.model_validate(older)
     assert found.model_copy(update={"notes": []}) == STATE
