@@ -87,8 +87,11 @@ class UserLoop:
             await asyncio.wait((outcome, call.given_up), return_when=asyncio.FIRST_COMPLETED)
             return await (outcome if outcome.done() else call.given_up)
         finally:
-            outcome.cancel()
             self._calls.remove(call)
+            if outcome.done():
+                # The loop has turned since: what has ended blocks nothing any more.
+                self._longest = self._longest_now
+            outcome.cancel()
 
     def call(self, function: Callable[[], None]) -> None:
         """Have it called on the user loop, soon."""
@@ -109,11 +112,15 @@ class UserLoop:
                 still += TICK
             else:
                 ticks, still = self._ticks, 0.0
-                self._longest = max((call.may_block for call in self._calls), default=0.0)
+                self._longest = self._longest_now
         assert self._thread.ident is not None
         frame = sys._current_frames()[self._thread.ident]
         self._give_up(_call_of(frame))
         return "".join(traceback.format_stack(frame))
+
+    @property
+    def _longest_now(self) -> float:
+        return max((call.may_block for call in self._calls), default=0.0)
 
     def _give_up(self, culprit: _Call | None) -> None:
         self._blocked = True

@@ -84,6 +84,20 @@ async def test_the_longest_that_may_block_counts(user_loop: UserLoop, block: Blo
     watching.cancel()
 
 
+async def test_what_has_ended_gives_nobody_its_time(user_loop: UserLoop, block: Block) -> None:
+    """A factory may take minutes; the rollouts that begin the moment it is done may not."""
+
+    async def load() -> None:
+        pass
+
+    watching = asyncio.create_task(user_loop.blocked())
+    await user_loop.run(load, may_block=3600)
+    work = asyncio.create_task(user_loop.run(block, may_block=0.1))
+    await asyncio.wait_for(watching, 10)
+    with pytest.raises(BlockingError):
+        await work
+
+
 async def test_a_loop_that_turns_is_not_blocked(user_loop: UserLoop) -> None:
     async def work() -> None:
         for _ in range(20):
