@@ -44,6 +44,11 @@ END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
     ("save_weights", "status", {"status": 410, "applied": True}),
     # Every backward has succeeded, and the optimizer finds no gradients.
     ("optim_step", "wipe_gradients", {}),
+    # Applied again when it is repeated: the update is of more sequences than were sent, or of none.
+    *(
+        (operation, "status", {"status": status, "applied": True})
+        for operation, status in REFUSED_THOUGH_APPLIED
+    ),
 ]
 
 
@@ -86,8 +91,7 @@ async def test_the_session_survives(
 async def test_a_refusal_of_what_was_applied_is_survived_where_repetitions_are_known(
     chaos: Chaos, operation: str, status: int
 ) -> None:
-    """The one unknown that can't be met in its worst form: a service that says that it has refused
-    a request, has applied it all the same, and applies it once more when it is sent again."""
+    """Where they aren't, the session is replaced (END_THE_SESSION)."""
     await chaos.admin("unknowns", **asdict(replace(WORST, applies_repetitions=False)))
     run = await chaos.start()
     await run.until_step(1)
