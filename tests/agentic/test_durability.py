@@ -8,6 +8,7 @@ import pytest
 from everburn import RecoverableRolloutError
 from everburn.agentic import TraceIntegrityError
 from everburn.evaluation import evaluate_shard, run_evaluation_function
+from everburn.failures import RowsFailedError
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, RunRef, rollout_key
 from everburn.rollout_runner import RolloutRunner
@@ -80,8 +81,10 @@ async def test_a_held_out_row_goes_on_where_it_failed_and_is_kept(
 ) -> None:
     async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "raise")) as run:
         before = sampled(emulator)
-        with pytest.raises(RecoverableRolloutError, match="power"):
+        with pytest.raises(RowsFailedError, match="power") as failure:
             await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1)
+        assert failure.value.failed == 1
+        assert isinstance(failure.value.first, RecoverableRolloutError)
         await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1, tries=1)
         assert sampled(emulator) - before == 4
         store = ArtifactStore.of(run)
