@@ -11,13 +11,14 @@ from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSamp
 from everburn.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.base_model import TINY
-from everburn.learning.rollout_file import CompletionRecord, read_rollout
+from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, RunRef, rollout_key
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 from everburn.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
+from support.records import a_record
 from support.waiting import until
 
 EVENTS: list[str] = []
@@ -153,22 +154,7 @@ async def test_what_is_cut_short_has_ended_before_its_session(
 
 
 def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: Any) -> Calibration:
-    record = CompletionRecord(
-        run="r",
-        cursor=0,
-        row_index=0,
-        epoch=0,
-        attempt=0,
-        completion=0,
-        version=0,
-        versions=[0],
-        at_token_limit=at_limit,
-        output_tokens=3,
-        prompt="",
-        answer="",
-        info={},
-        seconds=0.0,
-    )
+    record = a_record(at_token_limit=at_limit, output_tokens=3)
     config = a_config("http://127.0.0.1:9", [[0, 1]], **fields)
     return Calibration(config, [[Draw(record, r) for r in row] for row in rewards], [], 0)
 

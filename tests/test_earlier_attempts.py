@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from everburn.earlier_attempts import adopt_rollout, earlier_call_logs, unused_attempts
-from everburn.learning.rollout_file import CompletionRecord, read_rollout, write_rollout
+from everburn.learning.rollout_file import read_rollout, write_rollout
 from everburn.refs import GroupKey, call_log_key, group_key, rollout_key
 from everburn.rollouts import RolloutRun, RolloutSample
 from everburn.store import ArtifactStore
+from support.records import a_record
 
 RUN = RolloutRun(
     [RolloutSample(tokens=[1, 2, 3], logprobs=[0.0, -1.0, -0.5], loss_mask=[0, 1, 1], reward=0.25)],
@@ -20,17 +21,13 @@ def attempt(number: int, cursor: int = 17) -> GroupKey:
 
 
 def finish(store: ArtifactStore, group: GroupKey, completion: int) -> None:
-    record = CompletionRecord(
-        run="r",
+    record = a_record(
         cursor=group.cursor,
         row_index=4,
-        epoch=0,
         attempt=group.attempt,
         completion=completion,
         version=2,
         versions=[2, 3],
-        at_token_limit=False,
-        output_tokens=2,
         prompt="1+2=",
         answer="3",
         info={"judge": [1, 2]},

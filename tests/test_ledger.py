@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from everburn.ledger import (
-    AdamParams,
     LedgerConflictError,
     LedgerEntry,
     as_rows,
@@ -14,16 +13,7 @@ from everburn.ledger import (
     read_ledger,
 )
 from everburn.store import ArtifactStore
-
-ADAM = AdamParams(
-    learning_rate=1e-3,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-12,
-    weight_decay=0.0,
-    grad_clip_norm=0.0,
-    normalization="num_loss_tokens",
-)
+from support.sessions import ADAM
 
 
 def an_entry(step: int, groups: tuple[str, ...] = ("0", "1")) -> LedgerEntry:
@@ -102,5 +92,5 @@ def test_it_becomes_a_table(store: ArtifactStore) -> None:
     commit(store, an_entry(1))
     table = pandas.DataFrame(as_rows(read_ledger(store)))
 
-    assert table.loc[0, "adam/learning_rate"] == 1e-3
+    assert table.loc[0, "adam/learning_rate"] == ADAM.learning_rate
     assert table.loc[0, "rollout/raw_reward"] == 0.5

@@ -11,8 +11,6 @@ from fireworks.training.sdk.routing import RoutingReferences
 from fireworks.training.sdk.sampling import DeploymentSampler, SampledCompletion
 
 from everburn.call_log import CallLog
-from everburn.config import RunConfig, parse_config
-from everburn.emulator.base_model import TINY
 from everburn.failures import SnapshotGoneError, classify
 from everburn.publications import Publication, find_publication, publish
 from everburn.rollouts import PromptTooLongError
@@ -27,21 +25,9 @@ from everburn.store import ArtifactStore
 from everburn.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import POSITIONS, RunningEmulator
+from support.sessions import a_config
 
 PROMPT = [2, 3, 4]
-
-
-def a_config(url: str, **changes: Any) -> RunConfig:
-    values = {
-        "rollout": "task:make",
-        "dataset": "rows.jsonl",
-        "base_model": TINY,
-        "lora_rank": 4,
-        "backend": "emulator",
-        "base_url": url,
-        "max_completion_tokens": 5,
-    }
-    return parse_config(values | changes)
 
 
 class Policies:
@@ -63,7 +49,7 @@ class Policies:
         )
 
     def sampler(self, **changes: Any) -> Sampler:
-        config = a_config(self.url, **changes)
+        config = a_config(self.url, max_completion_tokens=5, **changes)
         return Sampler(self.store, config, load_tokenizer(config))
 
 

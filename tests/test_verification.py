@@ -9,7 +9,7 @@ import pytest
 
 from everburn.config import parse_config
 from everburn.controls import Control, Ending, record_control
-from everburn.learning.group import Fate, GroupManifest, Member
+from everburn.learning.group import Fate
 from everburn.learning.submissions import SubmissionManifest
 from everburn.ledger import LedgerEntry, PreparedBatch, commit
 from everburn.refs import (
@@ -24,6 +24,7 @@ from everburn.refs import (
 from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore
 from everburn.verification import VerificationError, check_records
+from support.records import a_group, a_member
 from test_ledger import an_entry
 
 CONFIG = parse_config(
@@ -53,28 +54,16 @@ class Records:
     ) -> StoredRef:
         key = GroupKey(cursor=row, attempt=attempt)
         members = [
-            Member(
+            a_member(
+                self.store.put(rollout_key(key, number), f"{row}/{number}".encode()),
                 completion=number,
-                stored=self.store.put(rollout_key(key, number), f"{row}/{number}".encode()),
                 reward=float(number),
                 advantage=advantage if number else -advantage,
-                segments=1,
-                tokens=2,
-                trained_tokens=1,
                 row_index=row,
-                epoch=0,
             )
             for number in range(2)
         ]
-        manifest = GroupManifest(
-            key=key,
-            version=0,
-            fate=fate,
-            rejected=fate != "accepted",
-            completions=2,
-            members=members,
-            lost=[],
-        )
+        manifest = a_group(key, members, fate=fate, rejected=fate != "accepted")
         return self.store.put_json(group_key(key), manifest.model_dump(mode="json"))
 
     def step(

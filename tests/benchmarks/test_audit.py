@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks.audit import AuditError, check_executions
 from benchmarks.tiny_task import Execution
-from everburn.learning.group import Fate, GroupManifest, Member
+from everburn.learning.group import Fate
 from everburn.refs import GroupKey, RunRef, group_key, rollout_key
 from everburn.store import ArtifactStore
+from support.records import a_group, a_member
 
 Write = Callable[[GroupKey, Fate, float], None]
 ROW = 3
@@ -30,26 +31,8 @@ def write(run: RunRef) -> Write:
     def write(key: GroupKey, fate: Fate, at: float) -> None:
         stored = store.put(rollout_key(key, 0), b"rollout")
         os.utime(store.path(stored.key), (at, at))
-        member = Member(
-            completion=0,
-            stored=stored,
-            reward=1.0,
-            advantage=0.0,
-            segments=1,
-            tokens=2,
-            trained_tokens=1,
-            row_index=key.cursor,
-            epoch=0,
-        )
-        group = GroupManifest(
-            key=key,
-            version=0,
-            fate=fate,
-            rejected=fate == "filtered",
-            completions=1,
-            members=[member],
-            lost=[],
-        )
+        member = a_member(stored, advantage=0.0, row_index=key.cursor)
+        group = a_group(key, [member], fate=fate, rejected=fate == "filtered")
         store.put_json(group_key(key), group.model_dump(mode="json"))
 
     return write

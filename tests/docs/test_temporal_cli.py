@@ -10,36 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import ROOT, Everburn, environment_of_tests, wait_until
+from support.command_line import ROOT, Everburn, environment_of_tests, free_ports, wait_until
 from support.histories import replay_stack
-from workers.ports import free_port
+from support.sums import write_sums
 from workers.stack_folder import StackFolder
 from workers.temporal_server import find_binary
-
-TASK = """
-from everburn import RolloutRun, RolloutSample
-
-def make_rollout_fn(setup):
-    async def rollout_fn(sample_prompt):
-        prompt = setup.tokenizer.encode(sample_prompt["prompt"])
-        sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
-        reward = float(len(set(sample.tokens)) % 2)
-        return RolloutRun([RolloutSample.of_sample(prompt, sample, reward)])
-    return rollout_fn
-
-def rows():
-    return [{"prompt": f"{10 + index % 90}+{10 + index // 90}="} for index in range(8000)]
-"""
-
-CONFIG = {
-    "rollout": "sums:make_rollout_fn",
-    "dataset": {"name": "sums:rows"},
-    "base_model": "accounts/everburn/models/tiny",
-    "lora_rank": 4,
-    "backend": "emulator",
-    "prompt_groups_per_step": 2,
-    "max_completion_tokens": 4,
-}
 
 
 class Shell:
@@ -78,11 +53,9 @@ class Shell:
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     folder = tmp_path_factory.mktemp("stack").resolve()
-    (folder / "sums.py").write_text(TASK)
-    (folder / "run.json").write_text(json.dumps(CONFIG))
+    write_sums(folder, 8000)
     everburn = Everburn(folder)
-    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
-    dev = everburn.start("dev", *ports)
+    dev = everburn.start("dev", *free_ports())
     try:
         stack = StackFolder(folder)
         wait_until(
@@ -154,16 +127,21 @@ def test_an_update_that_makes_no_sense_is_refused_in_words(shell: Shell) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("given", "complaint"),
     [
         ("{not json", "not valid JSON"),
         ("[1, 2]", "a run's configuration is a JSON object, not list"),
         ('{"rollout": "sums:make_rollout_fn"}', "dataset: Field required"),
-        (json.dumps(CONFIG | {"completions_per_promt": 8}), "did you mean completions_per_prompt"),
-        (json.dumps(CONFIG | {"rollout": "nowhere:make"}), "can't import 'nowhere'"),
+        ({"completions_per_promt": 8}, "did you mean completions_per_prompt"),
+        ({"rollout": "nowhere:make"}, "can't import 'nowhere'"),
     ],
 )
-def test_bad_input_is_answered_at_once(shell: Shell, text: str, complaint: str) -> None:
+def test_bad_input_is_answered_at_once(
+    shell: Shell, given: str | dict[str, object], complaint: str
+) -> None:
+    """given: the whole input, or what is changed in a good one."""
+    good = json.loads((shell.folder / "run.json").read_text())
+    text = given if isinstance(given, str) else json.dumps(good | given)
     name = f"bad-{abs(hash(text))}"
     (shell.folder / "bad.json").write_text(text)
     done = shell(

@@ -47,10 +47,7 @@ def own_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEm
 def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
     """An emulator whose capacity and unknowns a test may change."""
     yield own_emulator
-    own_emulator.admin("DELETE", "faults")
-    own_emulator.admin("POST", "unknowns", {})
-    own_emulator.admin("POST", "capacity", {})
-    own_emulator.admin("POST", "hotload", {})
+    own_emulator.mend()
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ from everburn.config import Entrypoint
 from everburn.dataset import write_rows
 from everburn.learning.batch import Batch, InvalidBatchError, prepare_batch
 from everburn.learning.group import GroupManifest, complete_group, load_group
-from everburn.learning.rollout_file import CompletionRecord, write_rollout
+from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import recorded_datums
 from everburn.ledger import PreparedBatch
 from everburn.refs import ROWS_KEY, GroupKey, RolloutOutcome, RunRef, rollout_key
 from everburn.rollouts import RolloutRun, RolloutSample
 from everburn.store import ArtifactStore
+from support.records import a_record
 
 KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1)]
 MASK = [0, 1, 0, 1]
@@ -35,21 +36,14 @@ def run(tmp_path: Path) -> RunRef:
                 RolloutSample([1, 2, 3, 4], [0.0, -1.0, 0.0, -2.0], MASK, reward)
                 for _ in range(completion + 1)
             ]
-            record = CompletionRecord(
-                run="run",
+            record = a_record(
                 cursor=key.cursor,
                 row_index=index,
-                epoch=0,
                 attempt=key.attempt,
                 completion=completion,
                 version=3,
                 versions=[3],
-                at_token_limit=False,
-                output_tokens=2,
-                prompt="",
-                answer="",
                 info={"turns": 2},
-                seconds=0.1,
             )
             write_rollout(store, rollout_key(key, completion), record, RolloutRun(segments))
         outcomes = [RolloutOutcome(completion=i, status="succeeded") for i in (0, 1)]

@@ -13,11 +13,12 @@ from everburn.learning.group import (
     load_group,
     skip_group,
 )
-from everburn.learning.rollout_file import CompletionRecord, read_rollout, write_rollout
+from everburn.learning.rollout_file import read_rollout, write_rollout
 from everburn.learning.submissions import prepare_submission
 from everburn.refs import GroupKey, RolloutOutcome, rollout_key, submission_key
 from everburn.rollouts import RolloutRun, RolloutSample
 from everburn.store import ArtifactStore, CorruptArtifactError
+from support.records import a_record
 
 KEY = GroupKey(cursor=17)
 
@@ -37,21 +38,16 @@ def a_segment(reward: float, tokens: int = 4) -> RolloutSample:
 
 
 def write(store: ArtifactStore, completion: int, run: RolloutRun) -> None:
-    record = CompletionRecord(
-        run="r",
+    record = a_record(
         cursor=KEY.cursor,
         row_index=5,
-        epoch=0,
-        attempt=0,
         completion=completion,
         version=3,
         versions=[3],
-        at_token_limit=False,
         output_tokens=3,
         prompt="47+85=",
         answer="132",
         info={"got": 132},
-        seconds=0.1,
     )
     write_rollout(store, rollout_key(KEY, completion), record, run)
 

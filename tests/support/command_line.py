@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from workers.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 OUTER = ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE", "FIREWORKS_API_KEY", "EVERBURN_EMULATOR_URL")
 """Variables of the person who runs the tests that would change what they do."""
@@ -81,6 +83,11 @@ class Everburn:
 def _listen_to_interrupts() -> None:
     # A shell script's background jobs ignore SIGINT, tests that run as one too.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def free_ports() -> list[str]:
+    """Options with a free port for each of a stack's servers."""
+    return [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
 
 
 def environment_of_tests() -> dict[str, str]:

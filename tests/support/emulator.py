@@ -47,6 +47,12 @@ class RunningEmulator:
         response.raise_for_status()
         return response.json()
 
+    def mend(self) -> None:
+        """Nothing is planned, scarce, slow or at its worst any more."""
+        self.admin("DELETE", "faults")
+        for path in ("unknowns", "capacity", "hotload"):
+            self.admin("POST", path, {})
+
     def plan_fault(self, operation: str, kind: str, **details: Any) -> None:
         self.admin("POST", "faults", {"operation": operation, "kind": kind, **details})
 

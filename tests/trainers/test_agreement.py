@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from everburn.learning.group import GroupManifest, Member
-from everburn.learning.rollout_file import CompletionRecord, write_rollout
+from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import prepare_submission
 from everburn.refs import GroupKey, group_key, rollout_key
 from everburn.rollouts import RolloutRun, RolloutSample
@@ -20,6 +19,7 @@ from everburn.trainers.agreement import (
 )
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
+from support.records import a_group, a_member, a_record
 from support.sessions import ADAM, a_config, a_datum
 
 TOKENS = [2, 3, 4, 5, 6, 7]
@@ -77,43 +77,8 @@ def test_a_completion_of_the_step_is_recorded(tmp_path: Path) -> None:
     key = GroupKey(cursor=3)
     tokens = [1, 2, *range(3, 200)]
     segment = RolloutSample(tokens, [0.0] * len(tokens), [0, 0] + [1] * 197, 1.0)
-    record = CompletionRecord(
-        run="r",
-        cursor=3,
-        row_index=0,
-        epoch=0,
-        attempt=0,
-        completion=0,
-        version=0,
-        versions=[0],
-        at_token_limit=False,
-        output_tokens=197,
-        prompt="",
-        answer="",
-        info={},
-        seconds=1.0,
-    )
-    stored = write_rollout(store, rollout_key(key, 0), record, RolloutRun([segment]))
-    member = Member(
-        completion=0,
-        stored=stored,
-        reward=1.0,
-        advantage=1.0,
-        segments=1,
-        tokens=199,
-        trained_tokens=197,
-        row_index=0,
-        epoch=0,
-    )
-    group = GroupManifest(
-        key=key,
-        version=0,
-        fate="accepted",
-        completions=1,
-        members=[member],
-        lost=[],
-        rejected=False,
-    )
+    stored = write_rollout(store, rollout_key(key, 0), a_record(cursor=3), RolloutRun([segment]))
+    group = a_group(key, [a_member(stored, tokens=199, trained_tokens=197)])
     store.put_json(group_key(key), group.model_dump(mode="json"))
     prepare_submission(store, 1, 0, 2, [key])
 

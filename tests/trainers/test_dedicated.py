@@ -37,9 +37,7 @@ def own_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEm
 @pytest.fixture
 def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
     yield own_emulator
-    own_emulator.admin("DELETE", "faults")
-    own_emulator.admin("POST", "unknowns", {})
-    own_emulator.admin("POST", "capacity", {})
+    own_emulator.mend()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A fork begins where another run was, needs nothing of it any more, and holds its own ledger."""
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,54 +14,26 @@ from everburn.emulator.checkpoints import weights_digest
 from everburn.ledger import read_ledger
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
-from support.command_line import Everburn, wait_until
+from support.command_line import Everburn, free_ports, wait_until
 from support.histories import replay_stack
+from support.sums import write_sums
 from workers.errors import BadInputError
 from workers.fork import plan_fork
-from workers.ports import free_port
 from workers.resume import ended_run
 from workers.server import Server
 from workers.stack_folder import StackFolder
 from workflows.train_run import TrainRun
-
-TASK = """
-from everburn import RolloutRun, RolloutSample
-
-def make_rollout_fn(setup):
-    async def rollout_fn(sample_prompt):
-        prompt = setup.tokenizer.encode(sample_prompt["prompt"])
-        sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
-        reward = float(sum(sample.tokens) % 7) * setup.extras.get("scale", 1.0)
-        return RolloutRun([RolloutSample.of_turn(prompt, sample.tokens, sample.logprobs, reward)])
-    return rollout_fn
-
-def rows():
-    return [{"prompt": f"{10 + index}+{10 + index}="} for index in range(8)]
-"""
-
-CONFIG = {
-    "rollout": "sums:make_rollout_fn",
-    "dataset": {"name": "sums:rows"},
-    "base_model": "accounts/everburn/models/tiny",
-    "lora_rank": 4,
-    "backend": "emulator",
-    "prompt_groups_per_step": 2,
-    "max_head_offpolicy_versions": 1,
-    "max_completion_tokens": 4,
-    "learning_rate": 0.01,
-    "dcp_save_interval": 2,
-}
 
 
 @pytest.fixture(scope="module")
 def everburn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everburn]:
     """A stack that stays up, and a run of four steps, `first`, that has ended."""
     command = Everburn(tmp_path_factory.mktemp("forks").resolve())
-    (command.folder / "sums.py").write_text(TASK)
-    (command.folder / "run.json").write_text(json.dumps(CONFIG))
-    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
+    write_sums(
+        command.folder, 8, max_head_offpolicy_versions=1, learning_rate=0.01, dcp_save_interval=2
+    )
     stack = StackFolder(command.folder)
-    dev = command.start("dev", *ports)
+    dev = command.start("dev", *free_ports())
     try:
         wait_until(
             lambda: (state := stack.find()) is not None and state.phase == "running",

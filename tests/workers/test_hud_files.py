@@ -8,9 +8,10 @@ import pytest
 
 from everburn.checkpoints import Checkpoint, record_checkpoint
 from everburn.evaluation import AFTER_KEY, EvaluationReport, EvaluationSample
-from everburn.ledger import AdamParams, LedgerEntry, commit
+from everburn.ledger import LedgerEntry, commit
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
+from support.sessions import ADAM
 from workers.errors import BadInputError
 from workers.hud_files import RecipeFiles
 from workers.hud_recipe import HudOptions
@@ -160,15 +161,7 @@ def commit_steps(tmp_path: Path, count: int, **changes: Any) -> None:
             submissions=[],
             loss="importance_sampling",
             loss_config={},
-            adam=AdamParams(
-                learning_rate=1.0,
-                beta1=0.9,
-                beta2=0.95,
-                eps=1e-8,
-                weight_decay=0.0,
-                grad_clip_norm=0.0,
-                normalization="none",
-            ),
+            adam=ADAM,
             snapshot=f"policy-{step:04d}-e1",
             checkpoint=f"everburn/run-1/state-{step}" if step % 2 == 0 else None,
             seconds=1.0,

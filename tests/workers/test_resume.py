@@ -3,35 +3,8 @@
 import json
 from pathlib import Path
 
-from support.command_line import Everburn, wait_until
-from workers.ports import free_port
-
-TASK = """
-from everburn import RolloutRun, RolloutSample
-
-def make_rollout_fn(setup):
-    async def rollout_fn(sample_prompt):
-        prompt = setup.tokenizer.encode(sample_prompt["prompt"])
-        sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
-        reward = float(len(set(sample.tokens)) % 2)
-        return RolloutRun([RolloutSample.of_sample(prompt, sample, reward)])
-    return rollout_fn
-
-def rows():
-    return [{"prompt": f"{10 + index}+{10 + index}="} for index in range(40)]
-"""
-
-CONFIG = {
-    "rollout": "sums:make_rollout_fn",
-    "dataset": {"name": "sums:rows"},
-    "base_model": "accounts/everburn/models/tiny",
-    "lora_rank": 4,
-    "backend": "emulator",
-    "prompt_groups_per_step": 2,
-    "max_head_offpolicy_versions": 1,
-    "max_completion_tokens": 4,
-    "learning_rate": 0.01,
-}
+from support.command_line import Everburn, free_ports, wait_until
+from support.sums import write_sums
 
 
 def steps(everburn: Everburn) -> list[int]:
@@ -42,11 +15,9 @@ def steps(everburn: Everburn) -> list[int]:
 
 
 def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) -> None:
-    (everburn.folder / "sums.py").write_text(TASK)
-    (everburn.folder / "run.json").write_text(json.dumps(CONFIG))
-    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
+    write_sums(everburn.folder, 40, max_head_offpolicy_versions=1, learning_rate=0.01)
 
-    first = everburn.start("run", "run.json", "--id", "first", *ports)
+    first = everburn.start("run", "run.json", "--id", "first", *free_ports())
     wait_until(lambda: len(steps(everburn)) >= 3, "three steps")
     first.terminate()
     assert first.wait(timeout=120) == 0, everburn.output
@@ -79,11 +50,8 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
 
 
 def test_a_changed_file_is_found_by_verification(everburn: Everburn) -> None:
-    (everburn.folder / "sums.py").write_text(TASK)
-    values = CONFIG | {"max_rows": 4}
-    (everburn.folder / "run.json").write_text(json.dumps(values))
-    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
-    done = everburn("run", "run.json", "--id", "first", *ports)
+    write_sums(everburn.folder, 4, learning_rate=0.01)
+    done = everburn("run", "run.json", "--id", "first", *free_ports())
     assert done.returncode == 0, done.stdout + done.stderr
 
     rollout = everburn.folder / "runs/first/rollouts/row-000001.0/completion-0.parquet"
@@ -114,11 +82,8 @@ def said_of(everburn: Everburn, file: Path, what: str) -> None:
 def test_steps_without_a_checkpoint_are_re_executed_and_not_said_to_agree(
     everburn: Everburn,
 ) -> None:
-    (everburn.folder / "sums.py").write_text(TASK)
-    values = CONFIG | {"max_rows": 6, "dcp_save_interval": 0, "save_final_checkpoint": False}
-    (everburn.folder / "run.json").write_text(json.dumps(values))
-    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
-    done = everburn("run", "run.json", "--id", "first", *ports)
+    write_sums(everburn.folder, 6, learning_rate=0.01, save_final_checkpoint=False)
+    done = everburn("run", "run.json", "--id", "first", *free_ports())
     assert done.returncode == 0, done.stdout + done.stderr
 
     verified = everburn("verify", "first")

@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 
 from everburn.emulator import base_model
-from support.command_line import Everburn, wait_until
-from workers.ports import free_port
+from support.command_line import Everburn, free_ports, wait_until
 from workers.stack_folder import StackFolder
 
 KEY = {"FIREWORKS_API_KEY": "fw_secret"}
@@ -41,11 +40,6 @@ async def evaluate(step, rollout_fn):
 """
 
 
-def ports() -> list[str]:
-    options = ("--port", "--ui-port", "--emulator-port")
-    return [text for option in options for text in (option, str(free_port()))]
-
-
 def config(everburn: Everburn, rollout: str) -> str:
     """A run of a service that isn't there; it gets no further than its rollout function."""
     values = {
@@ -64,7 +58,7 @@ def config(everburn: Everburn, rollout: str) -> str:
 
 def test_a_run_that_fails_says_how_and_leaves_nothing_running(everburn: Everburn) -> None:
     path = config(everburn, rollout="absent_task:make_rollout_fn")
-    done = everburn("run", path, "--id", "first", *ports(), **KEY)
+    done = everburn("run", path, "--id", "first", *free_ports(), **KEY)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:2] == ["starting the local stack ...", "run first"]
@@ -97,7 +91,7 @@ def sums(everburn: Everburn, **fields: object) -> str:
 
 def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) -> None:
     held_out = {"name": "sums:rows", "kwargs": {"count": 16}}
-    run = everburn.start("run", sums(everburn, evaluation_dataset=held_out), *ports())
+    run = everburn.start("run", sums(everburn, evaluation_dataset=held_out), *free_ports())
     wait_until(lambda: re.search(r"step [1-9]\d*/4000", everburn.output), "some steps")
 
     run.send_signal(signal.SIGINT)
@@ -116,7 +110,7 @@ def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) ->
 
 def test_the_second_interrupt_leaves_the_run_and_says_how_to_reach_it(everburn: Everburn) -> None:
     path = sums(everburn, evaluation="sums:evaluate")
-    run = everburn.start("run", path, "--id", "slow", *ports())
+    run = everburn.start("run", path, "--id", "slow", *free_ports())
     wait_until(lambda: "waits for the evaluation" in everburn.output, "the first publication")
 
     run.send_signal(signal.SIGINT)

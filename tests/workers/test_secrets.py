@@ -12,9 +12,8 @@ from typing import Any
 from fireworks.training.sdk import TrainerJobConfig, TrainerJobManager
 
 from everburn.emulator import base_model
-from support.command_line import Everburn
+from support.command_line import Everburn, free_ports
 from support.emulator import RunningEmulator
-from workers.ports import free_port
 
 KEY = "fw_planted_5b0c8a3e71d94f26"
 
@@ -56,19 +55,18 @@ def config(emulator: RunningEmulator) -> dict[str, Any]:
 def test_a_planted_key_leaves_no_trace(everburn: Everburn, emulator: RunningEmulator) -> None:
     (everburn.folder / "sums.py").write_text(TASK)
     (everburn.folder / "run.json").write_text(json.dumps(config(emulator)))
-    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
 
     # A lease lost, a promotion tried again, rollouts that fail: each with the key in its text.
     emulator.plan_fault("optim_step", "status", status=410, message=f"for {KEY}")
     emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
-    done = everburn("run", "run.json", "--id", "survives", *ports, FIREWORKS_API_KEY=KEY)
+    done = everburn("run", "run.json", "--id", "survives", *free_ports(), FIREWORKS_API_KEY=KEY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert emulator.admin("GET", "faults") == {"faults": []}
     assert "model: accounts/everburn/models/a-model" in done.stdout
     assert "promotion, attempt 1" in done.stdout
 
     emulator.plan_fault("create_session", "status", status=401, message=f"bad key {KEY}", count=99)
-    failed = everburn("run", "run.json", "--id", "fails", *ports, FIREWORKS_API_KEY=KEY)
+    failed = everburn("run", "run.json", "--id", "fails", *free_ports(), FIREWORKS_API_KEY=KEY)
     assert failed.returncode == 1
     assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
     assert "bad key [secret]" in failed.stdout
@@ -88,7 +86,6 @@ def test_a_planted_key_leaves_no_trace_of_dedicated_training(
         "output_model_id": "another-model",
     }
     (everburn.folder / "run.json").write_text(json.dumps(values))
-    ports = [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
     with TrainerJobManager(api_key="fw_local", base_url=emulator.url) as jobs:
         jobs.create_and_wait(
             TrainerJobConfig(
@@ -105,7 +102,7 @@ def test_a_planted_key_leaves_no_trace_of_dedicated_training(
     emulator.plan_fault("deployments", "status", status=409, message=f"wait, {KEY}")
     emulator.plan_fault("hot_load", "status", status=400, message=f"for {KEY}", after=1)
     emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
-    done = everburn("run", "run.json", "--id", "survives", *ports, FIREWORKS_API_KEY=KEY)
+    done = everburn("run", "run.json", "--id", "survives", *free_ports(), FIREWORKS_API_KEY=KEY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert emulator.admin("GET", "faults") == {"faults": []}
     assert "model: accounts/everburn/models/another-model" in done.stdout
@@ -115,7 +112,7 @@ def test_a_planted_key_leaves_no_trace_of_dedicated_training(
     assert b"wait, [secret]" in history
 
     emulator.plan_fault("deployments", "status", status=401, message=f"bad key {KEY}")
-    failed = everburn("run", "run.json", "--id", "fails", *ports, FIREWORKS_API_KEY=KEY)
+    failed = everburn("run", "run.json", "--id", "fails", *free_ports(), FIREWORKS_API_KEY=KEY)
     assert failed.returncode == 1
     assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
     assert "bad key [secret]" in failed.stdout

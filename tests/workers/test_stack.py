@@ -4,18 +4,12 @@ import signal
 
 import pytest
 
-from support.command_line import Everburn, wait_until
+from support.command_line import Everburn, free_ports, wait_until
 from workers.ports import free_port
 from workers.stack_folder import StackFolder, StackState
 from workers.supervisor import START_TIMEOUT
 
 SERVICES = {"temporal", "emulator", "orchestrator", "rollout", "trainer"}
-
-
-def ports() -> list[str]:
-    """Ports of the test's own: the usual ones may be those of a stack that works."""
-    options = ("--port", "--ui-port", "--emulator-port")
-    return [text for option in options for text in (option, str(free_port()))]
 
 
 def state(everburn: Everburn) -> StackState:
@@ -41,7 +35,7 @@ def gone(everburn: Everburn) -> bool:
 
 
 def test_it_lasts_as_long_as_its_last_user(everburn: Everburn) -> None:
-    first = everburn.start("dev", *ports())
+    first = everburn.start("dev", *free_ports())
     stack = wait_for_stack(everburn)
     assert stack.services.keys() == SERVICES
     assert all(record.process is not None for record in stack.services.values())
@@ -68,7 +62,7 @@ def test_it_lasts_as_long_as_its_last_user(everburn: Everburn) -> None:
 def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
     everburn: Everburn,
 ) -> None:
-    dev = everburn.start("dev", *ports())
+    dev = everburn.start("dev", *free_ports())
     stack = wait_for_stack(everburn)
     before = stack.services["rollout"]
     assert before.process is not None
@@ -85,7 +79,7 @@ def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
 
 
 def test_ctrl_c_stops_everything_in_seconds(everburn: Everburn) -> None:
-    dev = everburn.start("dev", *ports())
+    dev = everburn.start("dev", *free_ports())
     wait_for_stack(everburn)
     dev.send_signal(signal.SIGINT)
     assert dev.wait(timeout=30) == 0
@@ -97,7 +91,7 @@ def test_a_service_that_cannot_start_is_told_with_its_last_words(everburn: Everb
     folder = StackFolder(everburn.folder)
     folder.create()
     folder.database.write_text("this is no database")
-    done = everburn("dev", *ports())
+    done = everburn("dev", *free_ports())
     assert done.returncode == 1
     assert "error: the local stack didn't start: temporal ended at its start" in done.stderr
     assert "see .everburn/logs/temporal.log" in done.stderr

@@ -1,0 +1,58 @@
+"""Records of rollouts and groups for tests of what reads them."""
+
+from typing import Any
+
+from everburn.learning.group import GroupManifest, Member
+from everburn.learning.rollout_file import CompletionRecord
+from everburn.refs import GroupKey, StoredRef
+
+
+def a_record(**changes: Any) -> CompletionRecord:
+    """Of a completion that is of no interest but for the changes."""
+    values = {
+        "run": "r",
+        "cursor": 0,
+        "row_index": 0,
+        "epoch": 0,
+        "attempt": 0,
+        "completion": 0,
+        "version": 0,
+        "versions": [0],
+        "at_token_limit": False,
+        "output_tokens": 2,
+        "prompt": "",
+        "answer": "",
+        "info": {},
+        "seconds": 1.0,
+    }
+    return CompletionRecord.model_validate(values | changes)
+
+
+def a_member(stored: StoredRef, **changes: Any) -> Member:
+    """A completion that survived, of two tokens with an advantage."""
+    values = {
+        "completion": 0,
+        "stored": stored,
+        "reward": 1.0,
+        "advantage": 1.0,
+        "segments": 1,
+        "tokens": 2,
+        "trained_tokens": 1,
+        "row_index": 0,
+        "epoch": 0,
+    }
+    return Member.model_validate(values | changes)
+
+
+def a_group(key: GroupKey, members: list[Member], **changes: Any) -> GroupManifest:
+    """An accepted group."""
+    values = {
+        "key": key,
+        "version": 0,
+        "fate": "accepted",
+        "rejected": False,
+        "completions": len(members),
+        "members": members,
+        "lost": [],
+    }
+    return GroupManifest.model_validate(values | changes)
