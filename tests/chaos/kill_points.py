@@ -6,11 +6,11 @@ processes that run already. The first process that reaches a planned point takes
 then on it is called `<name>.hit`.
 
 A point is `before CALL` or `after CALL`. Calls: of the trainer session, `open`, `forward_backward`,
-`optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`, `probe`; of recovery,
-`replay STEP`; of a dedicated run's resources, `advance`, `clean_up` and `hotload NAME`; of the
-store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new` and `amend INDEX`, an
-evaluation's addition to the metrics; of the emulator, `serve OPERATION` and `serve checkpoint
-NAME`. Planned points are patterns, as in a shell.
+`optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`, `promote ID`, `probe`;
+of recovery, `replay STEP`; of a dedicated run's resources, `advance`, `clean_up` and `hotload
+NAME`; of the store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new` and `amend
+INDEX`, an evaluation's addition to the metrics; of the emulator, `serve OPERATION` and `serve
+checkpoint NAME`. Planned points are patterns, as in a shell.
 """
 
 import errno
@@ -128,6 +128,7 @@ def install_for_trainer() -> None:
         _wrap(ServerlessTrainer, name, points, _constant(name))
     for name in ("publish", "save_checkpoint", "load_checkpoint"):
         _wrap(ServerlessTrainer, name, points, _with_argument(name))
+    _wrap(ServerlessTrainer, "promote", points, lambda self, *order, **named: f"promote {order[1]}")
     for name in ("advance", "clean_up"):
         _wrap(RunResources, name, points, _constant(name))
     _wrap(Hotloader, "load", points, lambda self, identity, *rest: f"hotload {identity}")

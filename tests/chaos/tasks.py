@@ -5,6 +5,7 @@ what completion 1 of row 2 does, the first time it is run, or each time where `a
 """
 
 import asyncio
+import math
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 from benchmarks import tiny_task
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
+from everburn.learning.batch import Batch
 
 LATE = 1.5
 BLOCKED = 12.0
@@ -40,6 +42,21 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         return run
 
     return rollout_fn
+
+
+async def prepare_batch(batch: Batch) -> list[list[list[float]]]:
+    """Advantages that take a forward pass: what the policy itself finds likely, times the usual."""
+    completions = [completion for group in batch.groups for completion in group.completions]
+    tokens = [list(completion.rollout.segments[0].tokens) for completion in completions]
+    scores = iter(await batch.logprobs(tokens))
+
+    def weight() -> float:
+        return math.exp(sum(next(scores)) / 100)
+
+    return [
+        [[completion.advantage * weight()] for completion in group.completions]
+        for group in batch.groups
+    ]
 
 
 def _due(setup: RolloutSetup) -> bool:

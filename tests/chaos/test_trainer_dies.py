@@ -1,5 +1,6 @@
 """kill -9 of the trainer worker before, between and after each of its writes."""
 
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -136,6 +137,43 @@ async def test_the_trainer_dies_at_the_final_checkpoint(chaos: Chaos) -> None:
     chaos.plan("after save_checkpoint state-3")
     run = await chaos.start(rows=6)
     await chaos.survived(run, steps=3)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_trainer_dies_over_what_a_batch_was_prepared_to(
+    chaos: Chaos, moment: str
+) -> None:
+    chaos.plan(f"{moment} put steps/000002/advantages-*")
+    run = await chaos.start(prepare_batch="chaos.tasks:prepare_batch")
+    await chaos.survived(run)
+    assert all(entry.prepared is not None for entry in run.ledger)
+    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_trainer_dies_over_the_promotion(chaos: Chaos, moment: str) -> None:
+    """Whether the model was made isn't known then; it is the run's own all the same."""
+    model_id = f"chaos-{uuid.uuid4().hex[:8]}"
+    chaos.plan(f"{moment} promote {model_id}")
+    run = await chaos.start(rows=4, output_model_id=model_id)
+    await chaos.survived(run, steps=2)
+    result = await run.result()
+    assert result.model is not None and result.model.endswith(f"/{model_id}")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_trainer_dies_over_what_a_run_starts_from(chaos: Chaos, moment: str) -> None:
+    first = await chaos.start(rows=4)
+    await chaos.survived(first, steps=2)
+    path = (await first.result()).checkpoint
+    trouble = chaos.plan(f"{moment} load_checkpoint {path}")
+    run = await chaos.start(rows=4, init_from_checkpoint=path)
+    await chaos.survived(run, steps=2)
+    assert trouble.met
+    assert {entry.epoch for entry in run.ledger} == {2}
 
 
 @pytest.mark.chaos
