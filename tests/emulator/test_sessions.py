@@ -31,7 +31,7 @@ def refused(call: Any) -> APIStatusError:
 
 
 def test_a_session_without_signs_of_life_expires(tmp_path: Path) -> None:
-    with running_emulator(tmp_path, session_ttl=0.5) as emulator:  # the SDK beats every 10 s
+    with running_emulator(tmp_path, session_ttl=3) as emulator:  # the SDK beats every 10 s
         service = emulator.connect()
         trainer = service.create_lora_training_client(base_model=TINY, rank=2)
         path = snapshot(trainer, "policy")
