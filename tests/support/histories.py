@@ -58,9 +58,10 @@ def _payloads(event: HistoryEvent) -> Iterator[tuple[str, Payloads]]:
 
 
 def replay_stack(folder: Path) -> None:
-    """The same for all that the local stack of a folder, which is down by now, has run."""
+    """The same for all that the local stack of a folder, which is down by now, has run, if it has
+    run anything."""
     database = StackFolder(folder).database
-    if database.exists():
+    if database.exists() and any(folder.glob("runs/*/owner.json")):
         with running_temporal(database.parent) as address:
             asyncio.run(_replay_server(address))
 
