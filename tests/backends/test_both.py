@@ -112,6 +112,7 @@ async def test_the_final_policy_becomes_a_model(
     await nothing_is_left(run)
 
 
+@pytest.mark.chaos
 async def test_a_model_of_somebody_else_is_not_taken_for_the_runs_own(
     service: Service, tmp_path: Path, backend: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
@@ -157,6 +158,7 @@ async def test_a_run_starts_from_another_runs_checkpoint(
     await nothing_is_left(second)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("backend", [SERVERLESS, DEDICATED], ids=["serverless", "dedicated"])
 async def test_a_run_starts_from_an_adapter_with_a_fresh_optimizer(
     service: Service, tmp_path: Path, backend: dict[str, Any]

@@ -84,6 +84,7 @@ async def test_a_job_to_attach_to_must_exist(service: Service, tmp_path: Path) -
 # Keeping alive
 
 
+@pytest.mark.chaos
 async def test_a_job_is_kept_alive_while_its_run_is_paused_or_held(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

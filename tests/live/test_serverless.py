@@ -76,6 +76,7 @@ async def test_loading_a_state_clears_gradients(trainer: ServerlessTrainer, answ
         answer("(c) gradient that survives a load", norm)
 
 
+@pytest.mark.chaos
 async def test_a_session_without_heartbeats(config: RunConfig, answer: Answer) -> None:
     """(d) Bounds how long a session of a killed worker blocks its slot."""
     from fireworks.training.sdk.fireworks_client import FireworksClient

@@ -207,6 +207,7 @@ FLAT = ENV.replace("reward=float(got % 2)", "reward=1.0")
 SPREAD = ENV.replace("reward=float(got % 2)", "reward=sum(map(ord, text)) % 101 / 101")
 
 
+@pytest.mark.chaos
 def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> None:
     more = ("--eval-before", "--checkpoint-every", "1")
     code, text = train(stack, "flat", FLAT, *more, out="out")
@@ -260,6 +261,7 @@ def test_a_step_without_spread_is_an_error_where_an_update_is_required(stack: Ev
     assert not (stack.folder / "required-out/eval-after.json").exists()
 
 
+@pytest.mark.chaos
 def test_the_final_state_is_there_before_the_final_evaluation(stack: Everburn) -> None:
     from everburn.hud.tasks import rows
 
