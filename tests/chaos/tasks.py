@@ -1,6 +1,7 @@
 """The tiny task with user code that does what it shouldn't, where a run's `extras` say so.
 
-extras: `late`, rows whose completions take longer; `flat`, rows that teach nothing; `mischief`,
+extras: `late`, rows whose completions take longer, or where there is a `gate` wait for that file;
+`flat`, rows that teach nothing; `mischief`,
 what completion 1 of row 2 does, the first time it is run, or each time where `always` is set.
 """
 
@@ -33,7 +34,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int, evaluation: bool
     ) -> RolloutRun | None:
         if cursor_index in setup.extras.get("late", []):
-            await asyncio.sleep(LATE)
+            await _be_late(setup)
         if mischief and (cursor_index, rollout_idx) == PLACE and not evaluation and _due(setup):
             await mischief()
         run = await inner(sample_prompt, cursor_index, rollout_idx, evaluation)
@@ -57,6 +58,15 @@ async def prepare_batch(batch: Batch) -> list[list[list[float]]]:
         [[completion.advantage * weight()] for completion in group.completions]
         for group in batch.groups
     ]
+
+
+async def _be_late(setup: RolloutSetup) -> None:
+    gate = setup.extras.get("gate")
+    if gate is None:
+        await asyncio.sleep(LATE)
+        return
+    while not Path(str(gate)).exists():
+        await asyncio.sleep(0.05)
 
 
 def _due(setup: RolloutSetup) -> bool:
