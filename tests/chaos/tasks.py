@@ -19,10 +19,13 @@ from typing import Any
 from benchmarks import tiny_task
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
 from everburn.learning.batch import Batch
+from support.waiting import until
 
 LATE = 1.5
 BLOCKED = 12.0
 """Seconds: longer than the heartbeat timeout of a rollout."""
+PATIENCE = 120.0
+"""Seconds for a test to open its gate."""
 PLACE = (2, 1)
 
 
@@ -65,8 +68,7 @@ async def _be_late(setup: RolloutSetup) -> None:
     if gate is None:
         await asyncio.sleep(LATE)
         return
-    while not Path(str(gate)).exists():
-        await asyncio.sleep(0.05)
+    await until(Path(str(gate)).exists, lambda: "for the gate", PATIENCE)
 
 
 def _due(setup: RolloutSetup) -> bool:
