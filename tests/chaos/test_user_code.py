@@ -119,7 +119,7 @@ async def test_a_worker_without_the_users_module_leaves_its_work_to_others(chaos
         task=TASK, extras={"late": slow}, evaluation_dataset=held_out, evaluation_interval=2
     )
     await run.until_rows()
-    paths = os.pathsep.join(p for p in os.environ["PYTHONPATH"].split(os.pathsep) if p)
+    paths = os.pathsep.join(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)
     command = process_command("worker", "rollout", "--address", chaos.stack.address)
     unfit = ["env", f"PYTHONPATH={paths}", *command]
     # Without the tests' folder it can't find the task, nor its own named points.
