@@ -4,7 +4,8 @@ work. What they learn of the server is printed at the end.
 
     FIREWORKS_API_KEY=... pytest tests/live
     EVERBURN_LIVE_MODEL, EVERBURN_LIVE_URL: another base model, another server
-    EVERBURN_LIVE_TRAINING_SHAPE: the GPUs that test_dedicated.py may spend; without it, it doesn't
+    EVERBURN_LIVE_TRAINING_SHAPE: the GPUs that test_dedicated.py may spend; without it, it goes to
+        an emulator
 """
 
 import os

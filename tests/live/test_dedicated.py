@@ -1,9 +1,9 @@
 """One real step on a trainer job and its deployment, and answers to what only such a job can tell.
 
-Goes to the service only where EVERBURN_LIVE_TRAINING_SHAPE names the GPUs to spend (and
-EVERBURN_LIVE_DEDICATED_MODEL the model that the shape is for): one job and one deployment of one
-replica, for all tests, deleted at their end. Without a key it goes to an emulator, whose answers
-are those of its switches (everburn/emulator/unknowns.py): each question is put both ways.
+Goes to the service only where there is a key and EVERBURN_LIVE_TRAINING_SHAPE names the GPUs to
+spend (and EVERBURN_LIVE_DEDICATED_MODEL the model that the shape is for): one job and one
+deployment of one replica, for all tests, deleted at their end. Else it goes to an emulator, whose
+answers are those of its switches (everburn/emulator/unknowns.py): each question is put both ways.
 """
 
 import asyncio
@@ -43,9 +43,8 @@ READY_PATIENCE = 3600.0
 IDLE = 120.0
 """Seconds without a session after which the service stops the job."""
 
-on_both_answers = pytest.mark.parametrize(
-    "worst", [None] if os.environ.get(KEY) else [False, True], ids=str
-)
+LIVE = bool(os.environ.get(KEY)) and SHAPE is not None
+on_both_answers = pytest.mark.parametrize("worst", [None] if LIVE else [False, True], ids=str)
 """What the emulator is set to; the service has an answer of its own."""
 
 
@@ -117,11 +116,9 @@ def shared_place(
 ) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as environment:
         emulator: RunningEmulator | None = None
-        if not os.environ.get(KEY):
+        if not LIVE:
             environment.setenv(KEY, EMULATOR_KEY)
             emulator = request.getfixturevalue("shared_emulator")
-        elif SHAPE is None:
-            pytest.skip("costs GPUs: EVERBURN_LIVE_TRAINING_SHAPE says which")
         url = emulator.url if emulator else URL
         values = {
             "rollout": "task:make",
@@ -150,6 +147,12 @@ def shared_place(
 def place(shared_place: Place) -> Iterator[Place]:
     yield shared_place
     shared_place.set()
+
+
+@pytest.fixture
+def answer(answer: Answer) -> Answer:
+    """Says so where it isn't the service that answers."""
+    return answer if LIVE else lambda question, found: answer(f"{question} (emulator)", found)
 
 
 async def gradient(trainer: ServerlessTrainer) -> None:
