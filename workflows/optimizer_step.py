@@ -37,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import Recorder
     from workflows.recovery import remember
     from workflows.state import CheckpointAt, RunState
-    from workflows.trainer_session import LeaseLostError, TrainerSession
+    from workflows.trainer_session import LeaseLostError, TrainerSession, look_at_outcome
 
 SAVE_ATTEMPTS = 2
 """A service that can't save twice in a row won't the third time; the next interval tries again."""
@@ -166,7 +166,10 @@ class OptimizerStep:
             groups=encode_groups(groups),
             prepared=self._prepared,
         )
-        self._pending.append(asyncio.create_task(self._forward_backward(order)))
+        submission = asyncio.create_task(self._forward_backward(order))
+        # A step that a lost lease has ended doesn't wait for what it had pending.
+        submission.add_done_callback(look_at_outcome)
+        self._pending.append(submission)
 
     async def _forward_backward(self, order: SubmitGroups) -> Submitted:
         started = workflow.time()

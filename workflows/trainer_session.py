@@ -133,13 +133,18 @@ class TrainerSession:
             ActivityError: the trainer refused the request; its state is untouched.
         """
         self.check()
-        assert self._state.grant is not None
+        grant = self._state.grant
+        assert grant is not None
         async with self._slots:
+            self.check()
+            if self._state.grant is not grant:
+                # Its turn came when the run was asking for the next session already.
+                raise LeaseLostError("the lease ended", TRAINER_STATE_LOST)
             mutation = asyncio.ensure_future(
                 workflow.execute_activity_method(
                     activity,
                     order,
-                    task_queue=self._state.grant.task_queue,
+                    task_queue=grant.task_queue,
                     schedule_to_start_timeout=PICK_UP_TIMEOUT,
                     start_to_close_timeout=MUTATION_TIMEOUT,
                     heartbeat_timeout=MUTATION_HEARTBEAT,
@@ -149,7 +154,7 @@ class TrainerSession:
             )
             await workflow.wait_condition(lambda: mutation.done() or self.lost)
         if not mutation.done():
-            mutation.add_done_callback(_outcome_is_moot)
+            mutation.add_done_callback(look_at_outcome)
             mutation.cancel()
             self.check()
         try:
@@ -208,7 +213,8 @@ def _lost_by(cause: BaseException | None) -> LeaseLostError:
     return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
 
 
-def _outcome_is_moot(mutation: "asyncio.Future[Any]") -> None:
-    """Look at an outcome that no longer matters, so that asyncio doesn't call it forgotten."""
-    if not mutation.cancelled():
-        mutation.exception()
+def look_at_outcome(future: "asyncio.Future[Any]") -> None:
+    """Look at an outcome that may matter to nobody any more, so that asyncio doesn't log it as
+    forgotten."""
+    if not future.cancelled():
+        future.exception()
