@@ -18,7 +18,6 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import Promote, Promoted, ReapResult
     from activities.rollouts import RolloutActivities
     from activities.trainer import TrainerActivities
-    from everburn.config import RunConfig
     from everburn.controls import Ending
     from workflows.evaluations import Evaluations
     from workflows.optimizer_step import SAVE_ATTEMPTS, save_checkpoint
@@ -27,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
     from workflows.recovery import Recovery, backoff, remember
+    from workflows.settings import Settings
     from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
@@ -40,7 +40,7 @@ GROUPS_END_TIMEOUT = 30.0
 @dataclass
 class RunEnding:
     state: RunState
-    config: RunConfig
+    settings: Settings
     trainer: TrainerSession
     producer: Producer
     evaluations: Evaluations
@@ -84,7 +84,7 @@ class RunEnding:
     async def _final_checkpoint(self) -> None:
         state = self.state
         attempts = 0
-        while self.config.save_final_checkpoint and not state.saved:
+        while self.settings.config.save_final_checkpoint and not state.saved:
             state.enter("finishing", "the final checkpoint")
             attempts += 1
             try:
@@ -109,7 +109,7 @@ class RunEnding:
 
     async def _promote(self) -> None:
         """Make a model of the final policy, as long as its session lives."""
-        state, model_id = self.state, self.config.output_model_id
+        state, model_id = self.state, self.settings.config.output_model_id
         attempt = 0
         again = False
         while model_id is not None and state.model is None:
@@ -167,7 +167,7 @@ class RunEnding:
 
     async def _give_back_provisions(self) -> None:
         """The trainer job and the deployment, where the run may have made them."""
-        if not self.config.dedicated or not self.state.epoch:
+        if not self.settings.config.dedicated or not self.state.epoch:
             return
         self.state.waiting_for = "the cleanup of trainer job and deployment"
         problem = await clean_up(self.state.run)

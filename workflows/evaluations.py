@@ -14,10 +14,10 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from everburn.config import RunConfig
     from workflows.evaluation import Evaluation
     from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport, RolloutsFailed
     from workflows.records import Recorder
+    from workflows.settings import Settings
     from workflows.state import Fatal, RunState
 
 GRACE = timedelta(minutes=5)
@@ -25,22 +25,18 @@ GRACE = timedelta(minutes=5)
 
 
 class Evaluations:
-    def __init__(self, state: RunState, config: RunConfig, recorder: Recorder) -> None:
+    def __init__(self, state: RunState, settings: Settings, recorder: Recorder) -> None:
         self._state = state
-        self._config = config
+        self._settings = settings
         self._recorder = recorder
-
-    def reconfigure(self, config: RunConfig) -> None:
-        """Evaluate by a new interval from now on."""
-        self._config = config
 
     def due(self, version: int) -> bool:
         """Whether a version is evaluated when it is published."""
-        return version % self._config.evaluation_interval == 0
+        return version % self._settings.config.evaluation_interval == 0
 
     def wanted(self, version: int) -> bool:
         """Whether a version can have an evaluation and hasn't had one."""
-        return self._config.evaluates and self._state.evaluated != version
+        return self._settings.config.evaluates and self._state.evaluated != version
 
     @property
     def workflow_id(self) -> str | None:
@@ -54,7 +50,7 @@ class Evaluations:
 
     async def start_first(self, version: int) -> None:
         """Evaluate the policy that the run begins with, where that is wanted."""
-        if self._config.initial_evaluation:
+        if self._settings.config.initial_evaluation:
             await self.start(version)
 
     async def start(self, version: int) -> None:
@@ -67,9 +63,9 @@ class Evaluations:
             run=state.run,
             version=version,
             rows=state.evaluation_rows,
-            timeout=self._config.evaluation_timeout,
+            timeout=self._settings.config.evaluation_timeout,
             search_attributes=state.search_attributes,
-            count_failures=self._config.on_any_rollout_failure == "fail",
+            count_failures=self._settings.config.on_any_rollout_failure == "fail",
         )
         try:
             await workflow.start_child_workflow(
@@ -101,7 +97,7 @@ class Evaluations:
     def _on_failed(self, version: int, error: str, failed: int) -> None:
         """Training goes on without the figures, unless any failed rollout is to end the run."""
         self._state.note(f"evaluation of version {version}: {error}")
-        if self._config.on_any_rollout_failure == "fail" and self._state.fatal is None:
+        if self._settings.config.on_any_rollout_failure == "fail" and self._state.fatal is None:
             self._state.fatal = Fatal(
                 error=f"the evaluation of version {version} failed, and on_any_rollout_failure is "
                 f"'fail': {error}",
@@ -127,7 +123,7 @@ class Evaluations:
         state = self._state
         if state.evaluating is None:
             return
-        limit = timedelta(seconds=self._config.evaluation_timeout) + GRACE
+        limit = timedelta(seconds=self._settings.config.evaluation_timeout) + GRACE
         try:
             await workflow.wait_condition(
                 lambda: state.evaluating is None or interrupted(), timeout=limit

@@ -22,7 +22,6 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from activities.messages import PRODUCER_METRICS, ProducerSample
     from activities.search_attributes import POLICY_VERSION, ROW, RUN
-    from everburn.config import RunConfig
     from everburn.refs import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
     from workflows.attempts import MAX_FAILURES, MAX_LOSSES
@@ -34,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
         RolloutsFailed,
     )
     from workflows.prompt_group import OVERTIME, PromptGroup
+    from workflows.settings import Settings
     from workflows.state import Fatal, GroupOut, RowHistory, RunState
 
 SAMPLE_INTERVAL = 10.0
@@ -47,9 +47,9 @@ GROUP_LIFETIME_FACTOR = MAX_FAILURES + MAX_LOSSES + 2
 
 
 class Producer:
-    def __init__(self, state: RunState, config: RunConfig) -> None:
+    def __init__(self, state: RunState, settings: Settings) -> None:
         self._state = state
-        self._config = config
+        self._settings = settings
         self.open = False
         """Admission is closed until weights and version are live."""
         self._starting: dict[asyncio.Task[None], None] = {}
@@ -112,7 +112,7 @@ class Producer:
             return
         del state.out[report.key.cursor]
         state.progressed(workflow.time())
-        state.admission.release(self._config.completions_per_prompt - out.released)
+        state.admission.release(self._settings.config.completions_per_prompt - out.released)
         state.counters.trajectory_drops += report.drops
         state.counters.recoverable_errors += sum(report.failures)
         state.reused_rollouts += report.reused
@@ -148,8 +148,11 @@ class Producer:
         state = self._state
         if state.fatal is None:
             return False
-        if self._config.on_fatal == "fail" and not state.fatal.holds:
-            if self._config.on_any_rollout_failure == "fail" and state.fatal.group is not None:
+        if self._settings.config.on_fatal == "fail" and not state.fatal.holds:
+            if (
+                self._settings.config.on_any_rollout_failure == "fail"
+                and state.fatal.group is not None
+            ):
                 await self._count_failures()
             raise ApplicationError(
                 state.fatal.error,
@@ -175,9 +178,9 @@ class Producer:
         self._state.breaker.reset()
         self.refill()
 
-    def reconfigure(self, config: RunConfig) -> None:
+    def reconfigured(self) -> None:
         """Admit by new limits from now on."""
-        self._config = config
+        config = self._settings.config
         self._state.admission.ahead = config.max_head_offpolicy_versions
         self._state.admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
@@ -249,7 +252,7 @@ class Producer:
         task.add_done_callback(lambda done: self._starting.pop(done, None))
 
     async def _start_group(self, key: GroupKey, version: int) -> None:
-        config, run = self._config, self._state.run
+        config, run = self._settings.config, self._state.run
         history = self._state.again.get(key.cursor)
         incomplete = 0 if history is None else history.incomplete
         lifetime = timedelta(seconds=config.rollout_timeout) + OVERTIME
@@ -309,7 +312,7 @@ class Producer:
             "group %s ended without a report (%s); it is run again", key.text, why
         )
         out = self._state.out.pop(key.cursor)
-        self._state.admission.release(self._config.completions_per_prompt - out.released)
+        self._state.admission.release(self._settings.config.completions_per_prompt - out.released)
         self._again(key)
         self._state.retries.append(key.cursor)
         self.refill(after_completion=True)
@@ -340,7 +343,7 @@ class Producer:
         key = report.key
         history = self._again(key)
         history.incomplete += 1
-        if history.incomplete > self._config.max_incomplete_group_retries:
+        if history.incomplete > self._settings.config.max_incomplete_group_retries:
             self._reject(report)
             return
         self._state.counters.incomplete_group_retries += 1

@@ -23,10 +23,10 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
-    from everburn.config import RunConfig
     from everburn.refs import encode_groups
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
+    from workflows.settings import Settings
     from workflows.state import CheckpointAt, Fatal, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
@@ -45,13 +45,13 @@ class Recovery:
     def __init__(
         self,
         state: RunState,
-        config: RunConfig,
+        settings: Settings,
         trainer: TrainerSession,
         producer: Producer,
         evaluations: Evaluations,
     ) -> None:
         self._state = state
-        self._config = config
+        self._settings = settings
         self._evaluations = evaluations
         self._trainer = trainer
         self._producer = producer
@@ -121,9 +121,6 @@ class Recovery:
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(self._unwanted, timeout=seconds)
 
-    def reconfigure(self, config: RunConfig) -> None:
-        self._config = config
-
     def _unwanted(self) -> bool:
         """Whether a session is of no use: the run stops, and nothing that is left to do needs
         one, or it has been waited for in vain."""
@@ -131,7 +128,7 @@ class Recovery:
 
     def _left_to_do(self) -> list[str]:
         """What a run that stops would do with a session."""
-        state, config = self._state, self._config
+        state, config = self._state, self._settings.config
         left = {
             "the final checkpoint": config.save_final_checkpoint and not state.saved,
             "the final evaluation": state.evaluating is not None

@@ -50,6 +50,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import Recorder
     from workflows.recovery import Recovery
     from workflows.resets import ResetGuard
+    from workflows.settings import Settings
     from workflows.state import RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
     from workflows.watchdog import Watchdog
@@ -72,24 +73,28 @@ class TrainRun:
         self._shown: tuple[int, float | None] | None = None
         self._ending = False
         try:
-            self._config = parse_config(config)
+            self._settings = Settings(parse_config(config))
         except ConfigError as error:
             # Failing here would fail the workflow task, for ever; `run` fails the run instead.
             self._config_error = str(error)
             return
         run = RunRef(store=self._config.store, id=workflow.info().workflow_id)
         self._state = state or RunState.initial(run, self._config, workflow.time())
-        self._wire(self._config, self._state)
+        self._wire(self._settings, self._state)
 
-    def _wire(self, config: RunConfig, state: RunState) -> None:
+    @property
+    def _config(self) -> RunConfig:
+        return self._settings.config
+
+    def _wire(self, settings: Settings, state: RunState) -> None:
         self._recorder = Recorder(state)
-        self._producer = Producer(state, config)
-        self._trainer = TrainerSession(state, config)
-        self._evaluations = Evaluations(state, config, self._recorder)
+        self._producer = Producer(state, settings)
+        self._trainer = TrainerSession(state, settings.config)
+        self._evaluations = Evaluations(state, settings, self._recorder)
         self._watchdog = Watchdog(
             state, self._producer, self._trainer, self._evaluations, self._recorder
         )
-        self._recovery = Recovery(state, config, self._trainer, self._producer, self._evaluations)
+        self._recovery = Recovery(state, settings, self._trainer, self._producer, self._evaluations)
         if self._guard.was_reset:
             self._halt()
 
@@ -171,7 +176,7 @@ class TrainRun:
         state.cursor.total = prepared.rows * self._config.epochs
         state.evaluation_rows = prepared.evaluation_rows
         await FirstLease(
-            state, self._config, self._trainer, self._producer, self._recovery
+            state, self._settings, self._trainer, self._producer, self._recovery
         ).acquire()
         self._producer.record_sample(force=True)
         self._producer.start()
@@ -232,7 +237,7 @@ class TrainRun:
     def _step(self) -> OptimizerStep:
         return OptimizerStep(
             self._state,
-            self._config,
+            self._settings,
             self._trainer,
             self._producer,
             self._evaluations,
@@ -249,7 +254,7 @@ class TrainRun:
     def _end(self) -> RunEnding:
         return RunEnding(
             self._state,
-            self._config,
+            self._settings,
             self._trainer,
             self._producer,
             self._evaluations,
@@ -423,10 +428,8 @@ class TrainRun:
     async def reconfigure(self, changes: dict[str, Any]) -> str:
         """Apply changes from the next decision on; the run's folder remembers them."""
         names = ", ".join(sorted(changes))
-        self._config = reconfigured(self._config, changes)
-        self._producer.reconfigure(self._config)
-        self._evaluations.reconfigure(self._config)
-        self._recovery.reconfigure(self._config)
+        self._settings.config = reconfigured(self._config, changes)
+        self._producer.reconfigured()
         await self._recorder.control(f"reconfigure {names}", changes=changes)
         return f"changed {names}"
 
