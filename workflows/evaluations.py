@@ -29,6 +29,10 @@ class Evaluations:
         self._state = state
         self._settings = settings
         self._recorder = recorder
+        self._unborn: int | None = None
+        """The version whose evaluation the server hasn't started yet."""
+        self._reported: int | None = None
+        """The version whose report has come, in this execution."""
 
     def due(self, version: int) -> bool:
         """Whether a version is evaluated when it is published."""
@@ -44,6 +48,12 @@ class Evaluations:
         version = self._state.evaluating
         return None if version is None else self._workflow_id(version)
 
+    @property
+    def awaited_id(self) -> str | None:
+        """Of the evaluation that has still to report: looked for, it must be found running."""
+        version = self._state.evaluating
+        return None if version in (self._unborn, self._reported) else self.workflow_id
+
     def _workflow_id(self, version: int) -> str:
         life = f".{self._state.life}" if self._state.life else ""
         return f"{self._state.run.id}/eval-{version}{life}"
@@ -58,7 +68,7 @@ class Evaluations:
         state = self._state
         if not self.wanted(version):
             return
-        state.evaluating = state.evaluated = version
+        state.evaluating = state.evaluated = self._unborn = version
         order = EvaluationOrder(
             run=state.run,
             version=version,
@@ -79,12 +89,15 @@ class Evaluations:
         except WorkflowAlreadyStartedError:
             workflow.logger.info("version %s had its evaluation already", version)
             state.evaluating = None
+        finally:
+            self._unborn = None
 
     async def on_finished(self, report: EvaluationReport) -> None:
         """Take in a report; repeated and late ones change nothing."""
         state = self._state
-        if state.evaluating != report.version:
+        if report.version != state.evaluating or report.version == self._reported:
             return
+        self._reported = report.version
         if report.error is not None:
             self._on_failed(report.version, report.error, report.failed)
         if report.metrics:
@@ -92,7 +105,8 @@ class Evaluations:
         first = min(state.evaluations, default=report.version)
         kept = {version: m for version, m in state.evaluations.items() if version == first}
         state.evaluations = kept | {report.version: report.metrics}
-        state.evaluating = None
+        if state.evaluating == report.version:  # else it was given up, and another may run
+            state.evaluating = None
 
     def _on_failed(self, version: int, error: str, failed: int) -> None:
         """Training goes on without the figures, unless any failed rollout is to end the run."""

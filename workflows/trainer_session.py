@@ -55,6 +55,8 @@ class TrainerSession:
         self._state = state
         self._provisioning = _provisioning(config)
         self._slots = asyncio.Semaphore(LEASE_SLOTS // 2)
+        self._unborn = False
+        """Whether the server hasn't started the current lease's workflow yet."""
 
     @property
     def ref(self) -> LeaseRef:
@@ -75,14 +77,18 @@ class TrainerSession:
         state = self._state
         state.epoch += 1
         state.grant, state.lease_end = None, None
-        await workflow.start_child_workflow(
-            TrainerLease.run,
-            LeaseOrder(run=state.run, epoch=state.epoch, provisioning=self._provisioning),
-            id=self.workflow_id,
-            parent_close_policy=ParentClosePolicy.ABANDON,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            static_summary=f"trainer lease, epoch {state.epoch}",
-        )
+        self._unborn = True
+        try:
+            await workflow.start_child_workflow(
+                TrainerLease.run,
+                LeaseOrder(run=state.run, epoch=state.epoch, provisioning=self._provisioning),
+                id=self.workflow_id,
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                static_summary=f"trainer lease, epoch {state.epoch}",
+            )
+        finally:
+            self._unborn = False
         await workflow.wait_condition(lambda: state.grant is not None or self.lost or unwanted())
         if state.grant is None and not self.lost:
             await self.abandon(LeaseLostError("no session is wanted any more", "Unwanted"))
@@ -188,6 +194,12 @@ class TrainerSession:
     @property
     def workflow_id(self) -> str:
         return f"{self._state.run.id}/lease-{self._state.epoch}"
+
+    @property
+    def awaited_id(self) -> str | None:
+        """Of the lease that is in force: looked for, its workflow must be found running."""
+        missing = self._state.epoch == 0 or self.lost or self._unborn
+        return None if missing else self.workflow_id
 
 
 def _provisioning(config: RunConfig) -> ProvisioningWait | None:

@@ -5,6 +5,7 @@ dead child is replaced, and a run in which nothing moves says what it waits for.
 looking itself (activities/reconciliation.py).
 """
 
+import contextlib
 from datetime import timedelta
 
 from temporalio import workflow
@@ -27,6 +28,11 @@ INTERVAL = 30.0
 LOOK_ANYWAY = 300.0
 """Seconds between looks however much moves: what is lost is lost among others, and nobody tells an
 execution that continues another of its children's deaths."""
+LONGEST_LOOK = timedelta(minutes=5)
+"""With all attempts: a store that can't be read, or a manifest in it, must not end the looking."""
+LONGEST_PAUSE = 3600.0
+"""Seconds between looks at a run that has stood still for hours: held, or without capacity. Looks
+fill a history that only steps can end."""
 GROUPS_PER_LOOK = 150
 """Groups whose names fit into one payload."""
 NO_PROGRESS = 300.0
@@ -56,7 +62,7 @@ class Watchdog:
     async def watch(self) -> None:
         """Look every now and then, for ever."""
         while True:
-            await workflow.sleep(INTERVAL, summary="watchdog")
+            await self._rest()
             if not self._is_due():
                 continue
             self.looking = True
@@ -67,6 +73,18 @@ class Watchdog:
                 workflow.logger.warning("couldn't look after the run: %s", error.cause)
             finally:
                 self.looking = False
+
+    async def _rest(self) -> None:
+        """Ever longer while nothing moves, until something does."""
+        since = self._state.progress_at
+        quiet = workflow.time() - since
+        pause = min(max(INTERVAL, quiet / 4), LONGEST_PAUSE)
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: pause > INTERVAL and self._state.progress_at != since,
+                timeout=pause,
+                timeout_summary="watchdog",
+            )
 
     def _is_due(self) -> bool:
         """Soon where nothing moves: as long as it does, most reports evidently arrive."""
@@ -84,17 +102,18 @@ class Watchdog:
     async def _look_after(self, groups: list[GroupKey]) -> None:
         """Look for some groups, for the lease and for the evaluation."""
         state = self._state
-        lease = self._trainer.workflow_id if state.epoch and not self._trainer.lost else None
+        lease, evaluation = self._trainer.awaited_id, self._evaluations.awaited_id
         found: Reconciled = await workflow.execute_activity_method(
             ReconciliationActivities.reconcile,
             Reconcile(
                 run=state.run,
                 groups=encode_groups(groups),
                 lease=lease,
-                evaluation=self._evaluations.workflow_id,
+                evaluation=evaluation,
             ),
             task_queue=ORCHESTRATOR_QUEUE,
             start_to_close_timeout=timedelta(minutes=2),
+            schedule_to_close_timeout=LONGEST_LOOK,
             heartbeat_timeout=timedelta(seconds=10),
             summary=f"look after {len(groups)} groups",
         )
@@ -111,9 +130,11 @@ class Watchdog:
             )
         for key in decode_groups(found.dead):
             self._producer.on_group_dead(key)
-        if found.lease_closed and lease == self._trainer.workflow_id:
+        # Others may have followed meanwhile, or these have reported.
+        if found.lease_closed and lease == self._trainer.awaited_id:
             self._trainer.on_closed()
-        if found.evaluation_closed and state.evaluating is not None:
+        if found.evaluation_closed and evaluation == self._evaluations.awaited_id:
+            assert state.evaluating is not None
             report = EvaluationReport(
                 version=state.evaluating, metrics={}, error="its workflow ended without a report"
             )

@@ -1,10 +1,13 @@
 """What gets lost on the way is found again: reports, children, leases."""
 
+import threading
 from functools import partial
+from typing import Any
 
 import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
+from everburn import metrics
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, rollout_key
 from support.farm import Farm, Run, Start
@@ -18,7 +21,7 @@ from workflows.train_run import TrainRun
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "INTERVAL", 1.0)
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.2)
 
 
 async def test_a_report_that_got_lost_is_found_in_the_store(
@@ -108,6 +111,54 @@ async def test_a_terminated_evaluation_is_not_waited_for(start_tuned: Start, tun
     assert any("evaluation of version 0" in note for note in (await run.status()).notes)
 
 
+async def test_an_evaluation_whose_report_is_being_written_is_not_taken_for_dead(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    written = threading.Event()
+    amend = metrics.amend
+
+    def amend_later(*arguments: Any) -> None:
+        assert written.wait(60)
+        amend(*arguments)
+
+    monkeypatch.setattr(metrics, "amend", amend_later)
+
+    async def evaluate(step: int, rollout_fn: object) -> dict[str, float]:
+        return {"skill": step + 1}
+
+    try:
+        run = await start_tuned(
+            Script(evaluate=evaluate), rows=1, on_any_rollout_failure="fail", evaluation_interval=9
+        )
+        evaluation = tunable_farm.client.get_workflow_handle(f"{run.id}/eval-0")
+        await run.until(waiting_for="the evaluation of the current version")
+        await evaluation.result()
+        seen = await looked(run)
+        await until(lambda: looks(run, seen + 2))
+    finally:
+        written.set()
+    result = await run.result()
+    assert result.evaluations[0]["eval/skill"] == 1
+    assert (await run.status()).notes == []
+
+
+async def test_looks_become_rarer_as_long_as_nothing_moves(start_tuned: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        await gate.passed()
+        return await spread(draw)
+
+    run = await start_tuned(Script(play), rows=1)
+    await until(lambda: looks(run, 4))
+    history = await run.handle.fetch_history()
+    started = [event.timer_started_event_attributes for event in history.events]
+    rests = [timer.start_to_fire_timeout.ToTimedelta() for timer in started if timer.timer_id]
+    assert rests == sorted(rests) and rests[-1] > rests[0]
+    gate.open()
+    await run.result()
+
+
 async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watchdog, "NO_PROGRESS", 1.0)
     gate = Gate()
@@ -139,6 +190,11 @@ async def continued(run: Run) -> bool:
 
 async def looks(run: Run, times: int) -> bool:
     """Whether the watchdog has looked so often."""
+    return await looked(run) >= times
+
+
+async def looked(run: Run) -> int:
+    """How often the watchdog has looked."""
     history = await run.handle.fetch_history()
     scheduled = [event.activity_task_scheduled_event_attributes for event in history.events]
-    return sum(each.activity_type.name == "reconcile" for each in scheduled) >= times
+    return sum(each.activity_type.name == "reconcile" for each in scheduled)
