@@ -153,9 +153,11 @@ class RunEnding:
         while state.evaluating is not None or self.evaluations.wanted(state.admission.version):
             await self.evaluations.start(state.admission.version)
             await self.evaluations.finish(lambda: self.trainer.lost)
-            ended = LeaseLostError("its session ended", "SessionEnded")
-            if self.trainer.lost and not await self.recovery.recover(ended):
-                return
+            try:
+                self.trainer.check()
+            except LeaseLostError as loss:
+                if not await self.recovery.recover(loss):
+                    return
             await self.producer.settle_fatal()
 
     async def _end_groups(self) -> None:
@@ -167,7 +169,8 @@ class RunEnding:
 
     async def _give_back_provisions(self) -> None:
         """The trainer job and the deployment, where the run may have made them."""
-        if not self.settings.config.dedicated or not self.state.epoch:
+        made = self.recorder.owns_folder and self.state.epoch > 0
+        if not self.settings.config.dedicated or not made:
             return
         self.state.waiting_for = "the cleanup of trainer job and deployment"
         problem = await clean_up(self.state.run)
@@ -177,6 +180,8 @@ class RunEnding:
     async def _reap(self) -> None:
         """End what completions whose workers died have left behind."""
         state = self.state
+        if not self.recorder.owns_folder:
+            return  # what is registered in it may be in use
         try:
             left = await self.recorder.count_resources()
             if left:

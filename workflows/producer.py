@@ -160,6 +160,7 @@ class Producer:
                 type=state.fatal.error_type,
                 non_retryable=True,
             )
+        state.refuse_checkpoint(state.fatal.held)
         state.phase = "held"
         state.waiting_for = "resume, skip_row or stop"
         await workflow.wait_condition(lambda: state.fatal is None or state.stop)
@@ -185,15 +186,14 @@ class Producer:
         self._state.admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
 
-    def skip_row(self) -> GroupKey | None:
-        """Reject the row that failed, if a row was the cause, and go on."""
+    def skip_row(self) -> GroupKey:
+        """Reject the row that holds the run, and go on."""
         fatal = self._state.fatal
-        group = None if fatal is None else fatal.group
-        if group is not None:
-            self._state.cursor.withdraw(group.cursor)
-            self._resolve_rejected(group.cursor)
+        assert fatal is not None and fatal.group is not None
+        self._state.cursor.withdraw(fatal.group.cursor)
+        self._resolve_rejected(fatal.group.cursor)
         self.resume()
-        return group
+        return fatal.group
 
     def cancel_all(self) -> None:
         """Ask all groups in flight to end; each reports."""

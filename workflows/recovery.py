@@ -32,10 +32,11 @@ with workflow.unsafe.imports_passed_through():
 
 MAX_LOSSES = 3
 """Losses at one step, after which the step itself is suspected: a datum may be the killer."""
+NO_CHECKPOINT = "NoCheckpoint"
 STOP_PATIENCE = 120.0
 """Seconds that a run which is stopped waits for a session to save and evaluate with. Without one
 nothing is lost: the ledger has its steps, and `everburn resume` replays them."""
-BACKOFF = (1, 1, 2, 3, 5, 10, 30)
+BACKOFF = (1, 1, 2, 3, 5, 10, 30, 60, 120, 300)
 """Seconds between attempts to get a session."""
 
 _Outcome = Literal["restored", "suspected", "unwanted"]
@@ -158,11 +159,16 @@ class Recovery:
         if state.losses < MAX_LOSSES:
             return False
         groups = encode_groups([group.key for group in state.queue.batch])
-        state.fatal = state.fatal or Fatal(
-            error=f"step {state.step + 1} lost its trainer {state.losses} times; its rows are "
-            f"{groups or 'not yet complete'}; the last loss: {loss}",
-            error_type="StepKillsTrainer",
-        )
+        if loss.kind == NO_CHECKPOINT:
+            # It never came to the step.
+            fatal = Fatal(error=f"{loss}: see the run's notes", error_type=NO_CHECKPOINT)
+        else:
+            fatal = Fatal(
+                error=f"step {state.step + 1} lost its trainer {state.losses} times; its rows are "
+                f"{groups or 'not yet complete'}; the last loss: {loss}",
+                error_type="StepKillsTrainer",
+            )
+        state.fatal = state.fatal or fatal
         state.losses = 0
         return True
 
@@ -217,7 +223,7 @@ class Recovery:
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
                 state.note(f"{checkpoint.path} doesn't load, an older one is tried: {cause}")
-        raise LeaseLostError("no checkpoint of the run can be loaded", "NoCheckpoint")
+        raise LeaseLostError("no checkpoint of the run can be loaded", NO_CHECKPOINT)
 
     def _versions_in_use(self) -> set[int]:
         """Versions before the current one that rollouts in flight sample from."""
