@@ -162,7 +162,7 @@ class RolloutActivities:
 @contextmanager
 def _told_by_kind(where: str = "") -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
-    from everburn.failures import RowsFailedError, classify
+    from everburn.failures import RowsFailedError, classify, telling
     from everburn.user_loop import LoopBlockedError
 
     try:
@@ -176,12 +176,13 @@ def _told_by_kind(where: str = "") -> Iterator[None]:
     except LoopBlockedError as error:
         raise application_error(error, kind=WORKER_SHUTDOWN, where=where) from error
     except RowsFailedError as rows:
-        kind = _KINDS.get(classify(rows.first))
+        first = telling(rows.first)
         counted = RowsFailed(failed=rows.failed)
-        raise application_error(rows.first, counted, kind=kind, where=where) from rows.first
+        kind = _KINDS.get(classify(first))
+        raise application_error(first, counted, kind=kind, where=where) from first
     except Exception as error:
-        kind = _KINDS.get(classify(error))
-        raise application_error(error, kind=kind, where=where) from error
+        told = telling(error)
+        raise application_error(told, kind=_KINDS.get(classify(told)), where=where) from told
 
 
 async def _complete_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from everburn.config import RunConfig
-from everburn.failures import classify
+from everburn.failures import classify, telling
 from everburn.learning.advantages import sample_std
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
 from everburn.publications import Publication, publish
@@ -178,7 +178,8 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
             except Exception as error:
                 if classify(error) == "fatal" and config.on_any_rollout_failure != "fail":
                     raise
-                return f"{type(error).__name__}: {error}"
+                told = telling(error)
+                return f"{type(told).__name__}: {told}"
         if outcome.status == "dropped":
             return None
         found, run = read_rollout(runner.store, rollout_key(group, completion))

@@ -19,6 +19,7 @@ from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
 from everburn.earlier_attempts import adopt_rollout, earlier_call_logs
 from everburn.entrypoints import call, resolve
+from everburn.failures import needs_fresh_samples
 from everburn.learning.rollout_file import CompletionRecord, write_rollout
 from everburn.refs import (
     EVALUATION_ROWS_KEY,
@@ -36,7 +37,6 @@ from everburn.refs import (
 )
 from everburn.resources import Resources, reap_at_end, reap_earlier, require_own
 from everburn.rollouts import (
-    RecoverableRolloutError,
     RolloutFn,
     RolloutRun,
     RolloutSetup,
@@ -212,8 +212,8 @@ class RolloutRunner:
         """Call the rollout function, within its deadline, and leave nothing of it behind."""
         try:
             return await self._within_resources(row, context, scope)
-        except RecoverableRolloutError as error:
-            if error.sample_afresh and scope.log is not None:
+        except Exception as error:
+            if needs_fresh_samples(error) and scope.log is not None:
                 scope.log.forget()
             raise
 

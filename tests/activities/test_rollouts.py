@@ -1,0 +1,81 @@
+"""How user code's errors reach Temporal: by type, with their place, and with something to read."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, WORKER_UNFIT
+from activities.messages import RolloutOrder
+from activities.rollouts import RolloutActivities
+from everburn import RecoverableRolloutError
+from everburn.failures import SnapshotGoneError
+from everburn.refs import GroupKey, RolloutOutcome, RunRef
+from support.script import Draw
+from support.scripted_run import scripted_run
+
+WHERE = "run scripted · row 0 · completion 1"
+
+
+class Worker:
+    """Its activities, outside of a worker: the server isn't needed for the seconds of a test."""
+
+    def __init__(self, client: Client) -> None:
+        self.activities = RolloutActivities()
+        self._environment = ActivityEnvironment(client)
+
+    async def rollout(self, run: RunRef) -> RolloutOutcome:
+        order = RolloutOrder(run=run, group=GroupKey(cursor=0), completion=1, version=0, tries=0)
+        outcome: RolloutOutcome = await self._environment.run(self.activities.rollout, order)
+        return outcome
+
+    async def failure(self, run: RunRef) -> ApplicationError:
+        with pytest.raises(ApplicationError) as caught:
+            await self.rollout(run)
+        return caught.value
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    worker = Worker(await Client.connect("127.0.0.1:9", lazy=True))
+    yield worker
+    worker.activities.close()
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "text"),
+    [
+        ([SnapshotGoneError("version 0 isn't served")], SNAPSHOT_GONE, "version 0 isn't served"),
+        ([SnapshotGoneError("v"), RecoverableRolloutError("asleep")], RECOVERABLE, "asleep"),
+        ([RecoverableRolloutError("asleep"), KeyError("answer")], "KeyError", "'answer'"),
+    ],
+)
+async def test_what_parallel_calls_raise_is_told_as_if_it_were_alone(
+    worker: Worker, tmp_path: Path, members: list[Exception], kind: str, text: str
+) -> None:
+    async def play(draw: Draw) -> Any:
+        raise ExceptionGroup("unhandled errors in a TaskGroup", members)
+
+    failure = await worker.failure(scripted_run(tmp_path, play))
+    assert failure.type == kind
+    name = type(members[-1]).__name__
+    assert failure.message == f"{WHERE}: {name}: {text}"
+    assert failure.__cause__ is members[-1]
+
+
+async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_failed_of(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asks_a_service.py").write_text("raise ConnectionRefusedError('no database')")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def play(draw: Draw) -> float:
+        return 1.0
+
+    run = scripted_run(tmp_path, play, rollout="asks_a_service:make_rollout_fn")
+    failure = await worker.failure(run)
+    assert failure.type == WORKER_UNFIT and "no database" in failure.message
