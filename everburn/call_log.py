@@ -75,11 +75,10 @@ class CallLog:
         except StoreFullError as error:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """The completion has its terminal record, or is to be sampled afresh: the log, and what it
         was made of, has done its work."""
-        for source in self._sources:
-            self._store.delete(source)
+        await asyncio.to_thread(self._store.discard, *self._sources)
 
 
 def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:

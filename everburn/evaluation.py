@@ -76,7 +76,7 @@ async def evaluate_shard(
             failed. No row outlives the call.
     """
     key = evaluation_shard_key(version, shard)
-    if runner.store.exists(key):
+    if await asyncio.to_thread(runner.store.exists, key):
         return
     failures: list[Exception] = []
     count_all = runner.config.on_any_rollout_failure == "fail"
@@ -103,8 +103,8 @@ async def evaluate_shard(
         raise RowsFailedError(counted, failures[0])
     write = partial(runner.store.put_json, once=True)
     await when_there_is_space(write, key, [sample.result() for sample in samples])
-    for index in rows:
-        runner.store.delete(evaluation_row_key(version, index))
+    kept = [evaluation_row_key(version, index) for index in rows]
+    await asyncio.to_thread(runner.store.discard, *kept)
 
 
 async def run_evaluation_function(
@@ -122,11 +122,14 @@ async def run_evaluation_function(
         return known
     figures = await _call_evaluation_function(runner, version, tries)
     await when_there_is_space(partial(store.put_json, once=True), key, figures)
-    folder = evaluation_folder(version)
-    for log in store.keys(folder):
-        if log.startswith(f"{folder}/_calls-"):
-            store.delete(log)
+    await asyncio.to_thread(_forget_calls, store, version)
     return figures
+
+
+def _forget_calls(store: ArtifactStore, version: int) -> None:
+    """The logs of an evaluation function's sampling calls have done their work."""
+    folder = evaluation_folder(version)
+    store.discard(*(key for key in store.keys(folder) if key.startswith(f"{folder}/_calls-")))
 
 
 async def _call_evaluation_function(

@@ -8,6 +8,7 @@ loop it runs on (user_loop.py) or what a group makes of it (learning/group.py).
 import asyncio
 import copy
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +47,10 @@ from everburn.rollouts import (
 )
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler
-from everburn.store import ArtifactStore, when_there_is_space
+from everburn.store import ArtifactStore, StoreError, when_there_is_space
 from everburn.tokenizers import load_tokenizer, tokenizer_name
+
+log = logging.getLogger(__name__)
 
 FULL_PATIENCE = 30.0
 """Seconds that a full store is waited for beyond a rollout's deadline; its activity has more."""
@@ -116,7 +119,7 @@ class RolloutRunner:
         row = stored_rows(self.run, ROWS_KEY)[position.row_index]
         finished = await self._call(row, context, scope)
         if finished is None:
-            return _outcome(completion, "dropped", scope)
+            return await _outcome(completion, "dropped", scope)
         record = self._record(finished, group, position, completion, version)
         # Given up before the attempt is, which would count: a full disk says nothing about it.
         left = self.config.rollout_timeout + FULL_PATIENCE - (time.monotonic() - begun)
@@ -124,7 +127,7 @@ class RolloutRunner:
         await when_there_is_space(
             write_rollout, self.store, key, record, finished.run, patience=left
         )
-        return _outcome(completion, "succeeded", scope)
+        return await _outcome(completion, "succeeded", scope)
 
     async def evaluate(self, index: int, version: int, tries: int = 0) -> dict[str, Any]:
         """Evaluate one held-out row under a policy version; returns its sample, which is kept, and
@@ -153,7 +156,7 @@ class RolloutRunner:
         }
         await when_there_is_space(partial(self.store.put_json, once=True), key, sample)
         if scope.log is not None:
-            scope.log.forget()
+            await scope.log.forget()
         return sample
 
     def evaluation_rollout_fn(self, version: int, tries: int = 0) -> RolloutFn:
@@ -214,7 +217,7 @@ class RolloutRunner:
             return await self._within_resources(row, context, scope)
         except Exception as error:
             if needs_fresh_samples(error) and scope.log is not None:
-                scope.log.forget()
+                await scope.log.forget()
             raise
 
     async def _within_resources(
@@ -232,13 +235,21 @@ class RolloutRunner:
             await require_own(self.store, scope)
         finally:
             # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.
-            await asyncio.shield(asyncio.create_task(reap_at_end(self.store, scope.attempt)))
+            await asyncio.shield(asyncio.create_task(self._reap(scope)))
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
         if self.config.router_replay:
             require_routing(run, scope.where)
         return Finished(run, scope, time.monotonic() - started)
+
+    async def _reap(self, scope: CompletionScope) -> None:
+        """Reap what the attempt has made. A store that can't say what that is mustn't cost what the
+        completion came to: the end of its group looks again."""
+        try:
+            await reap_at_end(self.store, scope.attempt)
+        except StoreError as error:
+            log.warning("%s: not looked for what it has left: %s", scope.where, error)
 
     def _record(
         self,
@@ -282,11 +293,13 @@ class RolloutRunner:
         return str(self._tokenizer.decode(trained, skip_special_tokens=True))
 
 
-def _outcome(completion: int, status: RolloutStatus, scope: CompletionScope) -> RolloutOutcome:
+async def _outcome(
+    completion: int, status: RolloutStatus, scope: CompletionScope
+) -> RolloutOutcome:
     """The terminal record of a completion, whose log has done its work."""
     if scope.log is None:
         return RolloutOutcome(completion=completion, status=status)
-    scope.log.forget()
+    await scope.log.forget()
     return RolloutOutcome(completion=completion, status=status, reused=scope.log.reused > 0)
 
 

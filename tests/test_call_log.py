@@ -59,7 +59,7 @@ async def test_earlier_logs_answer_too_and_are_forgotten_with_it(tmp_path: Path)
     assert third.ask(question_digest([1], {}))[1] is not None
     assert third.ask(question_digest([1, 2], {}))[1] is not None
 
-    third.forget()
+    await third.forget()
     assert store.keys("rollouts/row-000017.0") == store.keys("rollouts/row-000017.1") == []
 
 
@@ -126,7 +126,7 @@ async def test_what_follows_a_cut_off_line_is_not_lost_to_it(tmp_path: Path) -> 
 async def test_a_finished_completion_forgets_its_log(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     log = await a_log_of(store, [1])
-    log.forget()
-    log.forget()
+    await log.forget()
+    await log.forget()
 
     assert not store.exists(KEY)
