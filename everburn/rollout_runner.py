@@ -18,7 +18,7 @@ from typing import Any
 from everburn.call_log import CallLog
 from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
-from everburn.earlier_attempts import adopt_rollout, earlier_call_logs
+from everburn.earlier_attempts import EarlierAttempts, has_rollout, recorded_calls
 from everburn.entrypoints import call, resolve
 from everburn.failures import needs_fresh_samples
 from everburn.learning.rollout_file import CompletionRecord, write_rollout
@@ -74,6 +74,7 @@ class RolloutRunner:
         self.config = stored_config(run)
         self._tokenizer = load_tokenizer(self.config)
         self._vocab_size = len(self._tokenizer)
+        self._earlier = EarlierAttempts(self.store)
         self._sampler = Sampler(self.store, self.config, self._tokenizer)
         self._rollout_fn = make_rollout_fn(
             self.config, self._tokenizer, self._sampler, Resources(self.store)
@@ -92,10 +93,8 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, StoreFullError, and whatever the function raises.
         """
         begun = time.monotonic()
-        key = rollout_key(group, completion)
-        if self.store.exists(key) or await when_there_is_space(
-            adopt_rollout, self.store, group, completion, version
-        ):
+        earlier = await asyncio.to_thread(self._earlier.unused, group)
+        if await when_there_is_space(has_rollout, self.store, group, completion, version, earlier):
             return RolloutOutcome(completion=completion, status="succeeded", reused=True)
         position = self.order.position(group.cursor)
         where = f"run {self.run.id} · row {group.cursor} · completion {completion}"
@@ -111,7 +110,7 @@ class RolloutRunner:
         scope = CompletionScope(
             where,
             version,
-            log=await asyncio.to_thread(self._log_of, group, completion),
+            log=await asyncio.to_thread(self._log_of, group, completion, earlier),
             run=self.run.id,
             name=completion_name(group, completion),
             tries=tries,
@@ -123,6 +122,7 @@ class RolloutRunner:
         record = self._record(finished, group, position, completion, version)
         # Given up before the attempt is, which would count: a full disk says nothing about it.
         left = self.config.rollout_timeout + FULL_PATIENCE - (time.monotonic() - begun)
+        key = rollout_key(group, completion)
         # Off the loop: compressing and writing would hold up other rollouts.
         await when_there_is_space(
             write_rollout, self.store, key, record, finished.run, patience=left
@@ -178,9 +178,11 @@ class RolloutRunner:
 
         return rollout_fn
 
-    def _log_of(self, group: GroupKey, completion: int) -> CallLog | None:
-        earlier = earlier_call_logs(self.store, group, completion)
-        return self._log(call_log_key(group, completion), earlier)
+    def _log_of(
+        self, group: GroupKey, completion: int, earlier: Sequence[GroupKey]
+    ) -> CallLog | None:
+        recorded = recorded_calls(self.store, completion, earlier)
+        return self._log(call_log_key(group, completion), recorded)
 
     def _evaluation_scope(self, where: str, version: int, part: str, tries: int) -> CompletionScope:
         return CompletionScope(
