@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from everburn.deadlines import within
 from everburn.entrypoints import call
 from everburn.failures import WORST_FIRST, RowsFailedError, classify
 from everburn.publications import find_publication
@@ -140,7 +141,8 @@ async def _call_evaluation_function(
     name = runner.config.evaluation.name
     values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version, tries))
     if inspect.isawaitable(values):
-        values = await values
+        async with within(None):  # its limit is that of the activity
+            values = await values
     if not isinstance(values, dict):
         raise ValueError(f"{name} returned {type(values).__name__}, not a dict of numbers")
     for key, value in values.items():

@@ -18,6 +18,7 @@ from typing import Any
 from everburn.call_log import CallLog
 from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
+from everburn.deadlines import within
 from everburn.earlier_attempts import EarlierAttempts, has_rollout, recorded_calls
 from everburn.entrypoints import call, resolve
 from everburn.failures import needs_fresh_samples
@@ -231,9 +232,9 @@ class RolloutRunner:
         try:
             with self._sampler.serving(scope):
                 # A copy: user code may change its row, and the next completion gets the same one.
-                result = await asyncio.wait_for(
-                    self._rollout_fn(copy.deepcopy(row), **wanted), self.config.rollout_timeout
-                )
+                given = copy.deepcopy(row)
+                async with within(self.config.rollout_timeout, "rollout_timeout"):
+                    result = await self._rollout_fn(given, **wanted)
             await require_own(self.store, scope)
         finally:
             # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.

@@ -1,5 +1,6 @@
 """One completion, from the call of the rollout function to its terminal record."""
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from everburn.deadlines import SelfCancelledError
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, RolloutOutcome, RunRef, rollout_key
 from everburn.rollout_runner import RolloutRunner
@@ -43,3 +45,14 @@ async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its
     _, rollout = read_rollout(store, rollout_key(ROW, 0))
     assert rollout.segments[0].reward == 0.5
     assert any("Too many open files" in record.message for record in caplog.records)
+
+
+async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path: Path) -> None:
+    async def play(draw: Draw) -> float:
+        aside = asyncio.create_task(asyncio.Event().wait())
+        aside.cancel()
+        await aside
+        return 1.0
+
+    with pytest.raises(SelfCancelledError, match="nobody had cancelled it"):
+        await complete(scripted_run(tmp_path, play))

@@ -1,5 +1,6 @@
 """How user code's errors reach Temporal: by type, with their place, and with something to read."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,29 @@ async def test_what_parallel_calls_raise_is_told_as_if_it_were_alone(
     name = type(members[-1]).__name__
     assert failure.message == f"{WHERE}: {name}: {text}"
     assert failure.__cause__ is members[-1]
+
+
+async def test_a_deadline_is_told_by_its_name_with_its_place(
+    worker: Worker, tmp_path: Path
+) -> None:
+    async def play(draw: Draw) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    failure = await worker.failure(scripted_run(tmp_path, play, rollout_timeout=0.05))
+    assert failure.type == RECOVERABLE
+    assert failure.message == f"{WHERE}: TimeoutError: not finished within rollout_timeout (0.05 s)"
+
+
+async def test_a_completion_that_cancels_itself_is_told_with_its_place(
+    worker: Worker, tmp_path: Path
+) -> None:
+    async def play(draw: Draw) -> float:
+        raise asyncio.CancelledError
+
+    failure = await worker.failure(scripted_run(tmp_path, play))
+    assert failure.type == "SelfCancelledError"
+    assert failure.message.startswith(f"{WHERE}: SelfCancelledError: it raised CancelledError")
 
 
 async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_failed_of(
