@@ -103,7 +103,8 @@ class RolloutActivities:
     async def evaluate_shard(self, order: ShardOrder) -> None:
         from everburn.evaluation import evaluate_shard
 
-        with _told_by_kind():
+        rows = f"{order.start}-{order.stop - 1}"
+        with _told_by_kind(f"run {order.run.id} · evaluation rows {rows}"):
             async with self._runners.using(order.run) as runner:
                 await self._user_code(
                     order.run,
@@ -118,7 +119,7 @@ class RolloutActivities:
         """The user's evaluation function, with the rollout function pinned to the version."""
         from everburn.evaluation import run_evaluation_function
 
-        with _told_by_kind():
+        with _told_by_kind(f"run {order.run.id} · evaluation function"):
             async with self._runners.using(order.run) as runner:
                 values = await self._user_code(
                     order.run,
@@ -160,7 +161,7 @@ class RolloutActivities:
 
 
 @contextmanager
-def _told_by_kind(where: str = "") -> Iterator[None]:
+def _told_by_kind(where: str) -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
     from everburn.failures import RowsFailedError, classify, telling
     from everburn.user_loop import LoopBlockedError
@@ -179,7 +180,7 @@ def _told_by_kind(where: str = "") -> Iterator[None]:
         first = telling(rows.first)
         counted = RowsFailed(failed=rows.failed)
         kind = _KINDS.get(classify(first))
-        raise application_error(first, counted, kind=kind, where=where) from first
+        raise application_error(first, counted, kind=kind, where=rows.where) from first
     except Exception as error:
         told = telling(error)
         raise application_error(told, kind=_KINDS.get(classify(told)), where=where) from told

@@ -5,6 +5,7 @@ evaluation runs (the workflow) or how a row is rolled out (rollout_runner.py).
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import math
@@ -79,29 +80,28 @@ async def evaluate_shard(
     key = evaluation_shard_key(version, shard)
     if await asyncio.to_thread(runner.store.exists, key):
         return
-    failures: list[Exception] = []
+    failures: dict[int, Exception] = {}
     count_all = runner.config.on_any_rollout_failure == "fail"
 
     async def evaluate(index: int) -> dict[str, Any] | None:
         try:
             return await runner.evaluate(index, version, tries)
         except Exception as error:
+            failures[index] = error
             if classify(error) == "fatal" and not count_all:
                 raise
-            failures.append(error)
             return None
 
     rows = range(start, stop)
-    try:
+    with contextlib.suppress(ExceptionGroup):  # what is fatal is among the failures
         async with asyncio.TaskGroup() as group:
             samples = [group.create_task(evaluate(index)) for index in rows]
-    except ExceptionGroup as fatal:
-        raise RowsFailedError(len(fatal.exceptions), fatal.exceptions[0]) from None
     if failures:
         # One that is final before one that counts, and that before one that doesn't.
-        failures.sort(key=lambda error: WORST_FIRST.index(classify(error)))
-        counted = sum(classify(error) in ("fatal", "recoverable") for error in failures)
-        raise RowsFailedError(counted, failures[0])
+        kinds = {index: classify(error) for index, error in failures.items()}
+        first = min(kinds, key=lambda index: WORST_FIRST.index(kinds[index]))
+        counted = sum(kind in ("fatal", "recoverable") for kind in kinds.values())
+        raise RowsFailedError(counted, failures[first], runner.held_out(first))
     write = partial(runner.store.put_json, once=True)
     await when_there_is_space(write, key, [sample.result() for sample in samples])
     kept = [evaluation_row_key(version, index) for index in rows]

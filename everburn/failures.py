@@ -38,12 +38,13 @@ class SnapshotGoneError(RuntimeError):
 
 class RowsFailedError(RuntimeError):
     """Held-out rows failed. failed: how many, without those whose failure says nothing about them.
-    first: why one did; what that means for the run is what this does."""
+    first: why one did; what that means for the run is what this does. where: names that one."""
 
-    def __init__(self, failed: int, first: Exception) -> None:
-        super().__init__(f"{failed} rows failed, one for: {first}")
+    def __init__(self, failed: int, first: Exception, where: str) -> None:
+        super().__init__(f"{failed} rows failed, one for: {where}: {first}")
         self.failed = failed
         self.first = first
+        self.where = where
 
 
 def classify(error: BaseException) -> Failure:

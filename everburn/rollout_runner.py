@@ -45,6 +45,7 @@ from everburn.rollouts import (
     context_parameters,
     require_routing,
     validate_rollout,
+    written_info,
 )
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler
@@ -59,9 +60,11 @@ FULL_PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a rollout function returned, validated, and what was noted on the way."""
+    """What a rollout function returned, validated, and what was noted on the way. info: the
+    rollout's, as files have it."""
 
     run: RolloutRun
+    info: dict[str, Any]
     scope: CompletionScope
     seconds: float
 
@@ -142,7 +145,7 @@ class RolloutRunner:
         if known is not None:
             return known
         row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
-        where = f"run {self.run.id} · evaluation row {index}"
+        where = self.held_out(index)
         scope = self._evaluation_scope(where, version, f"row-{index}", tries)
         finished = await self._call(row, evaluation_context(index), scope)
         if finished is None:
@@ -150,7 +153,7 @@ class RolloutRunner:
         sample = {
             "prompt": self._prompt(finished.run),
             "reward": float(finished.run.segments[0].reward),
-            "info": finished.run.info,
+            "info": finished.info,
             "answer": self._answer(finished.run),
             "output_tokens": finished.scope.output_tokens,
             "at_token_limit": finished.scope.at_token_limit,
@@ -159,6 +162,10 @@ class RolloutRunner:
         if scope.log is not None:
             await scope.log.forget()
         return sample
+
+    def held_out(self, index: int) -> str:
+        """The name of a held-out row in messages."""
+        return f"run {self.run.id} · evaluation row {index}"
 
     def evaluation_rollout_fn(self, version: int, tries: int = 0) -> RolloutFn:
         """The rollout function as an evaluation function calls it: pinned to a version.
@@ -244,7 +251,8 @@ class RolloutRunner:
         run = validate_rollout(result, scope.where, self._vocab_size)
         if self.config.router_replay:
             require_routing(run, scope.where)
-        return Finished(run, scope, time.monotonic() - started)
+        info = written_info(run, scope.where)
+        return Finished(run, info, scope, time.monotonic() - started)
 
     async def _reap(self, scope: CompletionScope) -> None:
         """Reap what the attempt has made. A store that can't say what that is mustn't cost what the
@@ -275,7 +283,7 @@ class RolloutRunner:
             output_tokens=finished.scope.output_tokens,
             prompt=self._prompt(finished.run),
             answer=self._answer(finished.run),
-            info=finished.run.info,
+            info=finished.info,
             seconds=finished.seconds,
         )
 

@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, WORKER_UNFIT
-from activities.messages import RolloutOrder
+from activities.messages import RolloutOrder, RowsFailed, ShardOrder
 from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
 from everburn.failures import SnapshotGoneError
@@ -33,6 +33,10 @@ class Worker:
         order = RolloutOrder(run=run, group=GroupKey(cursor=0), completion=1, version=0, tries=0)
         outcome: RolloutOutcome = await self._environment.run(self.activities.rollout, order)
         return outcome
+
+    async def evaluate_shard(self, run: RunRef, start: int, stop: int) -> None:
+        order = ShardOrder(run=run, version=0, shard=0, start=start, stop=stop)
+        await self._environment.run(self.activities.evaluate_shard, order)
 
     async def failure(self, run: RunRef) -> ApplicationError:
         with pytest.raises(ApplicationError) as caught:
@@ -89,6 +93,20 @@ async def test_a_completion_that_cancels_itself_is_told_with_its_place(
     failure = await worker.failure(scripted_run(tmp_path, play))
     assert failure.type == "SelfCancelledError"
     assert failure.message.startswith(f"{WHERE}: SelfCancelledError: it raised CancelledError")
+
+
+async def test_the_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Path) -> None:
+    async def play(draw: Draw) -> float:
+        if draw.row == 3:
+            raise KeyError(draw.prompt["row"])
+        return 1.0
+
+    run = scripted_run(tmp_path, play, count=5)
+    with pytest.raises(ApplicationError) as caught:
+        await worker.evaluate_shard(run, 1, 5)
+    assert caught.value.type == "KeyError"
+    assert caught.value.message == "run scripted · evaluation row 3: KeyError: 3"
+    assert caught.value.details == (RowsFailed(failed=1),)
 
 
 async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_failed_of(
