@@ -38,7 +38,7 @@ def prepare_task(run: RunRef) -> PreparedTask:
         check_single_reward(config.advantages)
     api_key(config)
     store = ArtifactStore.of(run)
-    # Written once: a run that is resumed or forked goes on with the rows it has.
+    # A run that is resumed or forked goes on with the rows it has: the source isn't looked at.
     if not store.exists(ROWS_KEY):
         write_rows(store, ROWS_KEY, load_rows(config.dataset, config.max_rows))
     if not store.exists(EVALUATION_ROWS_KEY):
