@@ -60,6 +60,8 @@ class RolloutActivities:
 
         with final_errors(StoreError, LoopBlockedError):
             task = await self._user_loop.run(lambda: asyncio.to_thread(prepare_task, run))
+            async with self._runners.using(run):
+                pass  # the rollout function can be made, and is ready for the first rollouts
         return Prepared(rows=task.rows, evaluation_rows=task.evaluation_rows, notes=task.notes)
 
     @activity.defn

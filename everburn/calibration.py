@@ -149,19 +149,18 @@ async def calibrate(
     """
     create_run_folder(run, config, Owner(chain=SNAPSHOT))
     task = await asyncio.to_thread(prepare_task, run)
-    trainer = await open_trainer(config)
+    runner = RolloutRunner(run)
     try:
-        snapshot = await trainer.publish(SNAPSHOT)
-        record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
-        publish(ArtifactStore.of(run), record)
-        runner = RolloutRunner(run)
+        trainer = await open_trainer(config)
         try:
-            rows = min(config.prompt_groups_per_step, task.rows)
-            return await _roll_out(runner, rows)
+            snapshot = await trainer.publish(SNAPSHOT)
+            record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
+            publish(ArtifactStore.of(run), record)
+            return await _roll_out(runner, min(config.prompt_groups_per_step, task.rows))
         finally:
-            runner.close()
+            await trainer.close()
     finally:
-        await trainer.close()
+        runner.close()
 
 
 async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:

@@ -1,6 +1,7 @@
 """How user code's errors reach Temporal: by type, with their place, and with something to read."""
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, WORKER_UNFIT
-from activities.messages import RolloutOrder, RowsFailed, ShardOrder
+from activities.messages import Prepared, RolloutOrder, RowsFailed, ShardOrder
 from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
 from everburn.failures import SnapshotGoneError
@@ -28,6 +29,10 @@ class Worker:
     def __init__(self, client: Client) -> None:
         self.activities = RolloutActivities()
         self._environment = ActivityEnvironment(client)
+
+    async def prepare_task(self, run: RunRef) -> Prepared:
+        prepared: Prepared = await self._environment.run(self.activities.prepare_task, run)
+        return prepared
 
     async def rollout(self, run: RunRef) -> RolloutOutcome:
         order = RolloutOrder(run=run, group=GroupKey(cursor=0), completion=1, version=0, tries=0)
@@ -121,3 +126,57 @@ async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_fail
     run = scripted_run(tmp_path, play, rollout="asks_a_service:make_rollout_fn")
     failure = await worker.failure(run)
     assert failure.type == WORKER_UNFIT and "no database" in failure.message
+
+
+NEEDS_A_LOOP = """
+import asyncio
+from everburn import RolloutRun, RolloutSample
+
+made = []
+
+def make_rollout_fn(setup):
+    made.append(asyncio.get_running_loop())
+
+    async def rollout_fn(sample_prompt):
+        assert asyncio.get_running_loop() is made[0]
+        return RolloutRun([RolloutSample.of_turn([1], [2], [-1.0], 1.0)])
+
+    return rollout_fn
+"""
+
+
+async def test_the_rollout_function_is_made_once_on_the_loop_it_runs_on(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a client that belongs to a loop can be made, and is closed with it."""
+    (tmp_path / "needs_a_loop.py").write_text(NEEDS_A_LOOP)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def play(draw: Draw) -> float:
+        return 1.0
+
+    run = scripted_run(
+        tmp_path,
+        play,
+        rollout="needs_a_loop:make_rollout_fn",
+        dataset=str(tmp_path / "rows.jsonl"),
+    )
+    assert (await worker.prepare_task(run)).rows == 1
+    assert (await worker.rollout(run)).status == "succeeded"
+    assert len(importlib.import_module("needs_a_loop").made) == 1
+
+
+async def test_a_rollout_function_that_cant_be_made_fails_the_preparation_for_good(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wants_more.py").write_text("def make_rollout_fn(setup): setup.extras['model']")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def play(draw: Draw) -> float:
+        return 1.0
+
+    run = scripted_run(tmp_path, play, rollout="wants_more:make_rollout_fn")
+    with pytest.raises(ApplicationError, match="'model'") as caught:
+        await worker.prepare_task(run)
+    assert caught.value.type == "KeyError" and caught.value.non_retryable
