@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.store import ArtifactStore, StoreFullError
+from everburn.store import ArtifactStore, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class CallLog:
         return index, answers.popleft()
 
     async def note(self, call: LoggedCall) -> None:
-        """Keep a finished call, if the store has room: a retry would merely repeat it."""
+        """Keep a finished call, if the store takes it: a retry would merely repeat it."""
         line = call.model_dump_json()
         try:
             async with self._writing:
                 await asyncio.to_thread(self._store.append_lines, self._key, [line])
-        except StoreFullError as error:
+        except StoreError as error:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
     async def forget(self) -> None:
