@@ -60,6 +60,8 @@ class RolloutActivities:
 
         with final_errors(StoreError, LoopBlockedError):
             task = await self._user_loop.run(lambda: asyncio.to_thread(prepare_task, run))
+            async with self._runners.using(run):
+                pass  # the rollout function can be made, and is ready for the first rollouts
         return Prepared(rows=task.rows, evaluation_rows=task.evaluation_rows, notes=task.notes)
 
     @activity.defn
@@ -103,7 +105,8 @@ class RolloutActivities:
     async def evaluate_shard(self, order: ShardOrder) -> None:
         from everburn.evaluation import evaluate_shard
 
-        with _told_by_kind():
+        rows = f"{order.start}-{order.stop - 1}"
+        with _told_by_kind(f"run {order.run.id} · evaluation rows {rows}"):
             async with self._runners.using(order.run) as runner:
                 await self._user_code(
                     order.run,
@@ -118,7 +121,7 @@ class RolloutActivities:
         """The user's evaluation function, with the rollout function pinned to the version."""
         from everburn.evaluation import run_evaluation_function
 
-        with _told_by_kind():
+        with _told_by_kind(f"run {order.run.id} · evaluation function"):
             async with self._runners.using(order.run) as runner:
                 values = await self._user_code(
                     order.run,
@@ -160,9 +163,9 @@ class RolloutActivities:
 
 
 @contextmanager
-def _told_by_kind(where: str = "") -> Iterator[None]:
+def _told_by_kind(where: str) -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
-    from everburn.failures import RowsFailedError, classify
+    from everburn.failures import RowsFailedError, classify, telling
     from everburn.user_loop import LoopBlockedError
 
     try:
@@ -176,12 +179,13 @@ def _told_by_kind(where: str = "") -> Iterator[None]:
     except LoopBlockedError as error:
         raise application_error(error, kind=WORKER_SHUTDOWN, where=where) from error
     except RowsFailedError as rows:
-        kind = _KINDS.get(classify(rows.first))
+        first = telling(rows.first)
         counted = RowsFailed(failed=rows.failed)
-        raise application_error(rows.first, counted, kind=kind, where=where) from rows.first
+        kind = _KINDS.get(classify(first))
+        raise application_error(first, counted, kind=kind, where=rows.where) from first
     except Exception as error:
-        kind = _KINDS.get(classify(error))
-        raise application_error(error, kind=kind, where=where) from error
+        told = telling(error)
+        raise application_error(told, kind=_KINDS.get(classify(told)), where=where) from told
 
 
 async def _complete_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":

@@ -35,6 +35,11 @@ class StoredRef(Ref):
     sha256: str
 
 
+NUMBERS_PER_LIFE = 1000
+"""Attempts and lease epochs of a resumed run begin at the next thousand: what its former lives
+used, and perhaps left no trace of, is never used again."""
+
+
 class GroupKey(Ref):
     """A prompt group: the row at `cursor`, in its `attempt`."""
 

@@ -63,7 +63,7 @@ async def test_a_completion_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_completion_that_takes_too_long_leaves_nothing(tmp_path: Path) -> None:
     run = a_run(tmp_path, "hang", rollout_timeout=2.0)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"^not finished within rollout_timeout \(2 s\)$"):
         await complete(run)
     check_nothing_is_left(tmp_path, run)
 
@@ -249,6 +249,17 @@ async def test_a_reaper_that_hangs_holds_nobody_up(
     monkeypatch.setattr(resources_module, "END_TIMEOUT", 0.05)
     await reap_at_end(store, "c")
     assert len(registered(store)) == 1
+
+
+async def test_a_reaper_that_is_too_slow_is_told_with_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await in_a_completion(store, "c", "test_resources:take_for_ever")
+    monkeypatch.setattr(resources_module, "REAP_TIMEOUT", 0.05)
+    assert (await reap(store, "c")).failures == [
+        "completion c: test_resources:take_for_ever: TimeoutError: not finished within 0.05 s"
+    ]
 
 
 async def test_a_reaper_that_does_not_exist_is_refused_before_anything_is_made(

@@ -16,17 +16,13 @@ from everburn.dataset import stored_rows
 from everburn.learning.group import GroupManifest, all_groups
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.publications import current_publication
-from everburn.refs import CONFIG_KEY, ROWS_KEY, GroupKey, RunRef
+from everburn.refs import CONFIG_KEY, NUMBERS_PER_LIFE, ROWS_KEY, GroupKey, RunRef
 from everburn.run_folder import configured, find_origin, run_owner, stored_config, told_changes
 from everburn.scheduling.queue import QueuedGroup
 from everburn.store import ArtifactStore
 from workers.errors import BadInputError
 from workers.run_file import RunFile, assign, find_run_folder
 from workflows.state import CheckpointAt, RunState
-
-NUMBERS_PER_LIFE = 1000
-"""Attempts and lease epochs of a resumed run begin at the next thousand: what its former lives
-used, and perhaps left no trace of, is never used again."""
 
 
 def ended_run(

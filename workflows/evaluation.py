@@ -133,7 +133,7 @@ class Evaluation:
         if isinstance(failure, AttemptsUsedUpError):
             return message_of(failure.error)
         if isinstance(failure, ActivityError):
-            return str(failure.cause)
+            return message_of(failure)
         raise failure
 
     async def _report(self, seconds: float, error: str | None) -> None:
