@@ -49,6 +49,9 @@ Address = Annotated[
 ]
 Namespace = Annotated[str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="On that server.")]
 RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="By default the newest.")]
+RunFolder = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its id below ./runs, or its folder or URL.")
+]
 TemporalPort = Annotated[
     int | None,
     typer.Option(
@@ -123,7 +126,7 @@ def run(
 
 @app.command()
 def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    run: RunFolder = "latest",
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
@@ -155,7 +158,7 @@ def resume(
 
 @app.command()
 def fork(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")],
+    run: RunFolder,
     step: Annotated[
         int,
         typer.Option("--at-step", min=0, metavar="K", help="Begin from the state after step K."),
@@ -249,7 +252,7 @@ def list_runs(address: Address = None, namespace: Namespace = DEFAULT_NAMESPACE)
 
 @app.command()
 def verify(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    run: RunFolder = "latest",
 ) -> None:
     """Re-execute a run's ledger on a fresh trainer, and compare weights bit for bit.
 
@@ -292,7 +295,7 @@ def calibrate(
 
 @app.command()
 def reap(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    run: RunFolder = "latest",
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:

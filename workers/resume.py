@@ -16,7 +16,7 @@ from everburn.dataset import stored_rows
 from everburn.learning.group import GroupManifest, all_groups
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.publications import current_publication
-from everburn.refs import CONFIG_KEY, ROWS_KEY, GroupKey, RunRef
+from everburn.refs import ROWS_KEY, GroupKey, RunRef
 from everburn.run_folder import configured, find_origin, run_owner, stored_config, told_changes
 from everburn.scheduling.queue import QueuedGroup
 from everburn.store import ArtifactStore
@@ -32,8 +32,8 @@ used, and perhaps left no trace of, is never used again."""
 def ended_run(
     name: str, assignments: list[str], folder: Path
 ) -> tuple[RunRef, RunFile, str | None]:
-    """A run of this folder, its configuration with what may change, and the name of the
-    checkpoint to begin with, where `init_from_checkpoint` is assigned.
+    """A run, its configuration with what may change, and the name of the checkpoint to begin with,
+    where `init_from_checkpoint` is assigned.
 
     Raises:
         BadInputError: there is no such run, or an assignment changes what can't change.
@@ -52,15 +52,13 @@ def ended_run(
 
 
 def known_run(name: str, folder: Path, step: int | None = None) -> tuple[RunRef, RunConfig]:
-    """A run of this folder, and the configuration it has, or had at `step`, with what it was told
-    while it ran; wherever its folder was moved to.
+    """A run by its id below `runs`, or by its folder or URL, and the configuration it has, or had
+    at `step`, with what it was told while it ran; wherever its folder was moved to.
 
     Raises:
         BadInputError: there is no such run.
     """
     run = find_run_folder(name, folder)
-    if not ArtifactStore.of(run).exists(CONFIG_KEY):
-        raise BadInputError(f"there is no run in {run.folder}")
     return run, configured(run, step).model_copy(update={"store": run.store})
 
 
