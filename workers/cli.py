@@ -296,6 +296,12 @@ def calibrate(
 @app.command()
 def reap(
     run: RunFolder = "latest",
+    ended: Annotated[
+        bool,
+        typer.Option(
+            "--ended", help="It has ended, though neither its folder nor a server here says so."
+        ),
+    ] = False,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
@@ -306,7 +312,7 @@ def reap(
     """
     from workers.reaping import reap_run
 
-    done = asyncio.run(reap_run(run, address, namespace, Path.cwd()))
+    done = asyncio.run(reap_run(run, address, namespace, Path.cwd(), ended=ended))
     failures = done.reaped.failures
     say(f"run {done.run.id}: {done.reaped.count} resources reaped, {len(failures)} left")
     if done.provisions:

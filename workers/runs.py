@@ -3,11 +3,15 @@
 Owns the words for how a run ended. Doesn't own what a run does (workflows/train_run.py).
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from everburn.refs import RunRef
+from everburn.run_folder import find_owner
+from everburn.store import ArtifactStore
 from workers.errors import UserError
 from workflows.messages import RolloutsFailed, Status, StopRequest
 
@@ -89,6 +93,30 @@ async def find_run(client: "Client", run_id: str | None) -> Run:
             raise UserError(f"there is no run {run_id!r}: `everburn list` shows them") from None
         raise
     return Run.of(description)
+
+
+async def is_running(client: "Client", run: RunRef) -> bool | None:
+    """Whether a run whose folder one has goes on; None where this server doesn't know: it never had
+    the run, or only an earlier life of it, or has forgotten it.
+
+    Raises:
+        UserError: the server can't say.
+    """
+    from temporalio.client import WorkflowExecutionStatus
+    from temporalio.service import RPCError, RPCStatusCode
+
+    try:
+        found = await client.get_workflow_handle(run.id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return None
+        raise UserError(f"the Temporal server can't say where run {run.id} is: {error}") from None
+    if found.status == WorkflowExecutionStatus.RUNNING:
+        return True
+    # What has ended is of that id, and may be another run, or another life.
+    owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
+    chain = found.raw_description.workflow_execution_info.first_run_id
+    return False if owner is not None and owner.chain == chain else None
 
 
 async def run_status(client: "Client", run: Run) -> Status:
