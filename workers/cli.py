@@ -134,25 +134,34 @@ def resume(
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Go on with a run that has ended: its weights, optimizer, rows and untrained groups."""
+    """Go on with a run that has ended: its weights, optimizer, rows and untrained groups.
+
+    One that hasn't goes on by itself where server and workers are up: then this stays with it.
+    """
     import time
 
     from workers.launch import Launch
     from workers.ports import PortWishes
-    from workers.resume import ended_run, rebuilt_state
+    from workers.resume import ended_run, goes_on, rebuilt_state
     from workers.server import Server
     from workers.signals import sigterm_interrupts
     from workers.stack import Stack
 
-    here = Path.cwd()
-    found, file, checkpoint = ended_run(run, assignments or [], here)
-    state = rebuilt_state(found, file.config, time.time(), checkpoint)
+    found, file, checkpoint = ended_run(run, assignments or [], Path.cwd())
+
+    def go_on(server: Server, stack: "Stack | None" = None) -> int:
+        news = stack.news if stack is not None else list
+        if asyncio.run(goes_on(server, found, changes=bool(assignments))):
+            say(f"run {found.id} hasn't ended: it goes on, and Ctrl-C asks it to stop")
+            return stay_with(Launch(file, found.id, server, news, follows=True), stack)
+        # Only now: until its end a run adds to its folder.
+        state = rebuilt_state(found, file.config, time.time(), checkpoint)
+        return stay_with(Launch(file, found.id, server, news, state, goes_on=True), stack)
+
     if address is not None:
-        server = Server(address, namespace)
-        raise typer.Exit(stay_with(Launch(file, found.id, server, state=state, goes_on=True)))
-    with sigterm_interrupts(), Stack.attach(here, PortWishes(), say) as stack:
-        server = Server.of_stack(stack.state)
-        code = stay_with(Launch(file, found.id, server, stack.news, state, goes_on=True), stack)
+        raise typer.Exit(go_on(Server(address, namespace)))
+    with sigterm_interrupts(), Stack.attach(Path.cwd(), PortWishes(), say) as stack:
+        code = go_on(Server.of_stack(stack.state), stack)
     raise typer.Exit(code)
 
 

@@ -25,7 +25,7 @@ from everburn.store import ArtifactStore
 from workers import dotenv
 from workers.errors import BadInputError, UserError
 from workers.resume import known_run
-from workers.runs import is_running
+from workers.runs import look_up
 from workers.server import Server
 from workers.stack_folder import StackFolder
 from workers.user_modules import imports_from
@@ -55,18 +55,7 @@ async def reap_run(
             they registered, and end it themselves; or, unless `ended`, nothing tells whether it is.
     """
     run, config = known_run(name, folder)
-    running, why = await _whether_running(run, address, namespace, folder)
-    if running:
-        raise BadInputError(
-            f"run {run.id} is running: its completions end what they made. Stop it first, with "
-            f"`everburn stop {run.id}`"
-        )
-    if running is None and not ended and ending_of(ArtifactStore.of(run)) is None:
-        raise BadInputError(
-            f"run {run.id} may be running, and use what it made: its folder doesn't say that it "
-            f"has ended, and {why}. If you know that it has ended, or that nothing will ever go "
-            "on with it, add --ended"
-        )
+    await _require_ended(run, address, namespace, folder, ended)
     # The keys and the modules that its workers had.
     dotenv.load(folder)
     with imports_from(folder):
@@ -75,17 +64,28 @@ async def reap_run(
     return Cleaned(run, reaped, provisions, problem)
 
 
-async def _whether_running(
-    run: RunRef, address: str | None, namespace: str, folder: Path
-) -> tuple[bool | None, str]:
-    """What the run's server says; None where none does that is known here, and why."""
+async def _require_ended(
+    run: RunRef, address: str | None, namespace: str, folder: Path, ended: bool
+) -> None:
+    known, why = None, ""
     try:
         server = Server.find(address, namespace, folder)
-        running = await is_running(await server.connect(), run)
+        known = await look_up(server, run)
+        why = f"the Temporal server at {server.address} doesn't know it: name its own by --address"
     except UserError as error:
-        return None, str(error)
-    why = f"the Temporal server at {server.address} doesn't know it: name its own by --address"
-    return running, why
+        why = str(error)
+    if known is not None and known.open:
+        raise BadInputError(
+            f"run {run.id} is running: its completions end what they made. Stop it first, with "
+            f"`everburn stop {run.id}`"
+        )
+    said = ended or (known is not None and known.own)
+    if not said and ending_of(ArtifactStore.of(run)) is None:
+        raise BadInputError(
+            f"run {run.id} may be running, and use what it made: its folder doesn't say that it "
+            f"has ended, and {why}. If you know that it has ended, or that nothing will ever go "
+            "on with it, add --ended"
+        )
 
 
 def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Runs on a Temporal server, as people ask about them: which there are, where one is, its end.
 
-Owns the words for how a run ended. Doesn't own what a run does (workflows/train_run.py).
+Owns the words for how a run ended, and by what a run on a server is that of a folder. Doesn't own
+what a run does (workflows/train_run.py).
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from everburn.refs import RunRef
 from everburn.run_folder import find_owner
 from everburn.store import ArtifactStore
 from workers.errors import UserError
+from workers.server import Server
 from workflows.messages import RolloutsFailed, Status, StopRequest
 
 if TYPE_CHECKING:
@@ -95,28 +97,37 @@ async def find_run(client: "Client", run_id: str | None) -> Run:
     return Run.of(description)
 
 
-async def is_running(client: "Client", run: RunRef) -> bool | None:
-    """Whether a run whose folder one has goes on; None where this server doesn't know: it never had
-    the run, or only an earlier life of it, or has forgotten it.
+@dataclass(frozen=True)
+class Known:
+    """What a server has under the id of a run whose folder one has. open: whether it goes on. own:
+    whether it is that run's present life; else another run, or one that has ended since."""
+
+    open: bool
+    own: bool
+
+
+async def look_up(server: Server, run: RunRef) -> Known | None:
+    """The last execution of a run's id; None where the server never had one, or has forgotten it.
 
     Raises:
-        UserError: the server can't say.
+        UserError: the server can't be asked.
     """
     from temporalio.client import WorkflowExecutionStatus
     from temporalio.service import RPCError, RPCStatusCode
 
+    client = await server.connect()
     try:
         found = await client.get_workflow_handle(run.id).describe()
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
             return None
-        raise UserError(f"the Temporal server can't say where run {run.id} is: {error}") from None
-    if found.status == WorkflowExecutionStatus.RUNNING:
-        return True
-    # What has ended is of that id, and may be another run, or another life.
+        raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
     owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
     chain = found.raw_description.workflow_execution_info.first_run_id
-    return False if owner is not None and owner.chain == chain else None
+    return Known(
+        open=found.status == WorkflowExecutionStatus.RUNNING,
+        own=owner is not None and owner.chain == chain,
+    )
 
 
 async def run_status(client: "Client", run: Run) -> Status:

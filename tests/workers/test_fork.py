@@ -158,6 +158,26 @@ def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
     check_verified(everburn, "told", steps=32, rows=64)
 
 
+def test_a_run_that_has_not_ended_is_stayed_with(everburn: Everburn) -> None:
+    """A resume is all that a person needs after a crash, whatever the run made of it."""
+    left = everburn.start("run", "run.json", "--id", "left", "--set", "epochs=100")
+    store = store_of(everburn, "left")
+    wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
+    left.kill()
+
+    changed = everburn("resume", "left", "--set", "learning_rate=0.002")
+    assert changed.returncode == 2
+    assert "run left hasn't ended, and goes on by itself" in changed.stderr
+
+    resumed = everburn.start("resume", "left")
+    wait_until(lambda: re.search(r"step [1-9]\d*/400", everburn.output), "its progress")
+    assert "run left hasn't ended: it goes on, and Ctrl-C asks it to stop" in everburn.output
+    resumed.terminate()
+    assert resumed.wait(timeout=120) == 0, everburn.output
+    assert "stopped after" in everburn.output
+    assert [control.what for control in read_controls(store) if control.ending] == ["stopped"]
+
+
 def rates(store: ArtifactStore) -> list[float]:
     return [entry.adam.learning_rate for entry in read_ledger(store)]
 
