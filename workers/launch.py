@@ -101,8 +101,11 @@ async def launch(order: Launch, console: Console) -> int:
     """
     client = await order.server.connect()
     run_id, handle = await _start(order, client)
-    link_latest(order.file.config.store, run_id)
     print_line(console, f"run {run_id}")
+    try:
+        link_latest(order.file.config.store, run_id)
+    except OSError as error:
+        print_line(console, f"`latest` doesn't name this run: {error}")
     if (page := order.server.page(run_id)) is not None:
         print_line(console, page)
     for other in await open_runs(client):
