@@ -153,13 +153,13 @@ async def test_a_run_that_is_no_more_is_cleaned_up_by_hand(tmp_path: Path) -> No
     await in_a_completion(store, name, "shutil:rmtree", path=str(left_behind))
     everburn = Everburn(tmp_path)
 
-    done = await asyncio.to_thread(everburn, "reap", run.id)
+    done = await asyncio.to_thread(everburn, "reap", run.id, "--ended")
     assert done.returncode == 0, done.stderr
     assert "run agents: 1 resources reaped, 0 left" in done.stdout
     assert not left_behind.exists() and registered(store) == []
 
     await in_a_completion(store, name, "shutil:rmtree", path=str(left_behind))
-    done = await asyncio.to_thread(everburn, "reap", run.id)
+    done = await asyncio.to_thread(everburn, "reap", run.id, "--ended")
     assert done.returncode == 1
     assert "0 resources reaped, 1 left" in done.stdout and "FileNotFoundError" in done.stdout
 
@@ -180,7 +180,7 @@ async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
     monkeypatch.syspath_prepend(tmp_path)
     name = completion_name(GroupKey(cursor=0), 0)
     await in_a_completion(ArtifactStore.of(run), name, "farm:end", path=str(left_behind))
-    done = await asyncio.to_thread(Everburn(tmp_path), "reap", run.id)
+    done = await asyncio.to_thread(Everburn(tmp_path), "reap", run.id, "--ended")
     assert done.returncode == 0, done.stdout
     assert not left_behind.exists()
 
