@@ -10,6 +10,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from everburn.checkpoints import find_checkpoint
+from everburn.config import Entrypoint
 from everburn.controls import read_controls
 from everburn.emulator.checkpoints import weights_digest
 from everburn.ledger import read_ledger
@@ -103,10 +104,12 @@ def test_replayed_weights_are_those_of_the_run_it_comes_from(everburn: Everburn)
 
 
 def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
+    """Its branch with a loss of its own, which the verification finds in the folder."""
     long = everburn.start("run", "run.json", "--id", "long", "--set", "epochs=10")
     parent = store_of(everburn, "long")
     wait_until(lambda: len(read_ledger(parent)) >= 3, "three steps")
     changes = ["--set", "extras.scale=2", "--set", "learning_rate=0.001", "--set", "epochs=1"]
+    changes += ["--set", 'loss={"name": "sums:loss"}']
     done = everburn("fork", "long", "--at-step", "2", "--id", "branch", *changes)
     assert done.returncode == 0, done.stdout + done.stderr
     # A changed task: what was sampled for the old one isn't trained.
@@ -117,6 +120,8 @@ def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
     assert everburn("verify", "long").returncode == 0
     rates = [entry.adam.learning_rate for entry in read_ledger(store_of(everburn, "branch"))]
     assert rates == [0.01, 0.01, 0.001, 0.001]
+    losses = [entry.loss for entry in read_ledger(store_of(everburn, "branch"))]
+    assert losses == ["grpo", "grpo", *[Entrypoint(name="sums:loss")] * 2]
 
 
 def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
