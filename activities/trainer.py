@@ -138,7 +138,7 @@ class TrainerActivities:
             held = self._held.get(ref)
             if held is None:
                 await self._end_superseded(ref)
-                config = stored_config(order.run)
+                config = await asyncio.to_thread(stored_config, order.run)
                 for entrypoint in config.trainer_entrypoints:
                     # They run here, where other modules may be at hand than on a rollout worker.
                     await asyncio.to_thread(resolve, entrypoint)
@@ -315,7 +315,7 @@ class TrainerActivities:
         from everburn.trainers import TrainerClosedError, TrainerStateLostError
 
         run = order.lease.run
-        entrypoint = stored_config(run).prepare_batch
+        entrypoint = (await asyncio.to_thread(stored_config, run)).prepare_batch
         assert entrypoint is not None
         groups = decode_groups(order.groups)
         score = trainer_operations.scoring(lease, asyncio.get_running_loop())
