@@ -41,6 +41,13 @@ class Prepared(Message):
     notes: list[str] = Field(default_factory=list)
 
 
+class RunLife(Message):
+    """A run, in one of its lives: resumed after its end, it is in another one."""
+
+    run: RunRef
+    life: int
+
+
 class RolloutOrder(Message):
     run: RunRef
     group: GroupKey
@@ -48,6 +55,11 @@ class RolloutOrder(Message):
     version: int
     tries: int = 0
     """Earlier attempts at the same completion."""
+
+    @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.group.life)
 
 
 MAX_ERRORS = 8
@@ -95,6 +107,11 @@ class CompleteGroup(Message):
         )
 
     @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.group.life)
+
+    @property
     def outcomes(self) -> list[RolloutOutcome]:
         names: dict[str, RolloutStatus] = {name[0]: name for name in get_args(RolloutStatus)}
         return [
@@ -113,15 +130,22 @@ class GroupSummary(Message):
 
 
 class ShardOrder(Message):
-    """Held-out rows start..stop-1, evaluated under a policy version."""
+    """Held-out rows start..stop-1, evaluated under a policy version. life: of the run, which has
+    begun the evaluation."""
 
     run: RunRef
+    life: int
     version: int
     shard: int
     start: int
     stop: int
     tries: int = 0
     """Earlier attempts at the same shard."""
+
+    @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.life)
 
 
 class RowsFailed(Message):
@@ -132,8 +156,14 @@ class RowsFailed(Message):
 
 class EvaluateFunction(Message):
     run: RunRef
+    life: int
     version: int
     tries: int = 0
+
+    @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.life)
 
 
 class CompleteEvaluation(Message):
