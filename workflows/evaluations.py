@@ -96,9 +96,8 @@ class Evaluations:
     async def on_finished(self, report: EvaluationReport) -> None:
         """Take in a report; repeated and late ones change nothing, nor those of a former life."""
         state = self._state
-        if report.version != state.evaluating or report.version == self._reported:
-            return
-        if report.life not in (None, state.life):
+        known = report.version != state.evaluating or report.version == self._reported
+        if known or report.life not in (None, state.life):
             return
         self._reported = report.version
         if report.error is not None:

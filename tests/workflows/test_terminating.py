@@ -16,7 +16,7 @@ from everburn.run_folder import OWNER_KEY
 from everburn.verification import check_records
 from support.farm import Farm, Start
 from support.script import Draw, Script
-from support.waiting import Gate, until
+from support.waiting import PATIENCE, Gate, until
 from workers.temporal_server import find_binary
 
 
@@ -104,7 +104,7 @@ async def test_a_group_of_a_former_life_leaves_no_fate(start: Start, farm: Farm)
     def keep(group: Any) -> bool:
         first = not judging.is_set()
         judging.set()
-        return not first or not judged.wait(30)
+        return not first or not judged.wait(PATIENCE)
 
     former = await start(Script(keep=keep), rows=1)
     optimizer = former.trainer.hold("optim_step")
