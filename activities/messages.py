@@ -9,7 +9,14 @@ from everburn.controls import Control
 from everburn.learning.diagnostics import PolicyDistance
 from everburn.ledger import AdamParams, PreparedBatch
 from everburn.metrics import Number
-from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
+from everburn.refs import (
+    NUMBERS_PER_LIFE,
+    GroupKey,
+    RewardSum,
+    RolloutOutcome,
+    RolloutStatus,
+    RunRef,
+)
 from everburn.run_folder import Owner
 
 
@@ -206,6 +213,12 @@ class LeaseGrant(Message):
 class LeaseRef(Message):
     run: RunRef
     epoch: int
+
+    @property
+    def life(self) -> int:
+        """The life of the run that asked for the lease; after a thousand leases more than that,
+        never less."""
+        return self.epoch // NUMBERS_PER_LIFE
 
 
 class PrepareBatch(Message):

@@ -62,6 +62,19 @@ async def test_a_session_of_a_former_life_is_given_back(start: Start):
     await run.trainer.reached("close")
 
 
+async def test_a_session_that_a_former_life_has_asked_for_is_not_kept(start: Start):
+    """It opens after the run has begun again; and none is opened that is asked for later."""
+    script = Script(never)
+    opening = script.trainer.hold("open")
+    run = await start(script, rows=1)
+    await run.trainer.reached("open")
+    run.store.put_json(OWNER_KEY, run.store.get_json(OWNER_KEY) | {"life": 1})
+    opening.open()
+    await run.trainer.reached("close")
+    assert (await run.failure()).message == f"run {run.id} has no use for lease 2 any more"
+    assert run.trainer.count("open") == 1
+
+
 async def test_what_a_former_life_has_begun_ends_while_the_run_goes_on(
     start: Start, farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
