@@ -26,9 +26,10 @@ from activities.messages import (
     ReapResult,
     RolloutOrder,
     RowsFailed,
+    RunLife,
     ShardOrder,
 )
-from activities.run_watch import RunWatch
+from activities.run_watch import RunWatch, last_look
 from activities.runners import Runners, preload
 from everburn.refs import RolloutOutcome, RunRef
 from everburn.store import StoreError, when_there_is_space
@@ -71,7 +72,7 @@ class RolloutActivities:
         with _told_by_kind(where):
             async with self._runners.using(order.run) as runner:
                 return await self._user_code(
-                    order.run,
+                    order.within,
                     lambda: runner.complete(
                         order.group, order.completion, order.version, order.tries
                     ),
@@ -81,8 +82,9 @@ class RolloutActivities:
     @activity.defn
     async def complete_group(self, order: CompleteGroup) -> GroupSummary:
         """Advantages, dynamic filter and manifest of a group whose completions have ended."""
+        look = last_look(order.within)
         async with self._runners.using(order.run) as runner:
-            manifest = await self._user_loop.run(lambda: _complete_group(runner, order))
+            manifest = await self._user_loop.run(lambda: _complete_group(runner, order, look))
         return GroupSummary(
             fate=manifest.fate,
             survivors=len(manifest.members),
@@ -109,7 +111,7 @@ class RolloutActivities:
         with _told_by_kind(f"run {order.run.id} · evaluation rows {rows}"):
             async with self._runners.using(order.run) as runner:
                 await self._user_code(
-                    order.run,
+                    order.within,
                     lambda: evaluate_shard(
                         runner, order.version, order.shard, order.start, order.stop, order.tries
                     ),
@@ -124,7 +126,7 @@ class RolloutActivities:
         with _told_by_kind(f"run {order.run.id} · evaluation function"):
             async with self._runners.using(order.run) as runner:
                 values = await self._user_code(
-                    order.run,
+                    order.within,
                     lambda: run_evaluation_function(runner, order.version, order.tries),
                     runner.config.evaluation_timeout,
                 )
@@ -155,11 +157,11 @@ class RolloutActivities:
         self._user_loop.close(self._runners.close)
 
     async def _user_code(
-        self, run: RunRef, function: Callable[[], Awaitable[T]], may_block: float
+        self, within: RunLife, function: Callable[[], Awaitable[T]], may_block: float
     ) -> T:
         """Await user code that nobody but the run waits for. may_block: seconds that it may keep
         the loop to itself."""
-        return await self._watch.unless_gone(run, self._user_loop.run(function, may_block))
+        return await self._watch.unless_gone(within, self._user_loop.run(function, may_block))
 
 
 @contextmanager
@@ -188,7 +190,9 @@ def _told_by_kind(where: str) -> Iterator[None]:
         raise application_error(told, kind=_KINDS.get(classify(told)), where=where) from told
 
 
-async def _complete_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":
+async def _complete_group(
+    runner: "RolloutRunner", order: CompleteGroup, look: Callable[[], None]
+) -> "GroupManifest":
     from everburn.entrypoints import call
     from everburn.learning.advantages import advantage_function
     from everburn.learning.group import Group, complete_group
@@ -223,4 +227,5 @@ async def _complete_group(runner: "RolloutRunner", order: CompleteGroup) -> "Gro
             lambda: runner.row(order.group.cursor),
             judge if entrypoint is not None else None,
             advantages,
+            look,
         )

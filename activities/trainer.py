@@ -137,8 +137,13 @@ class TrainerActivities:
         with final_errors(TrainerUnavailableError):
             held = self._held.get(ref)
             if held is None:
+                if not await self._is_wanted(ref, await self._owner(ref)):
+                    gone = RuntimeError(
+                        f"run {ref.run.id} has no use for lease {ref.epoch} any more"
+                    )
+                    raise application_error(gone, kind=TRAINER_STATE_LOST)
                 await self._end_superseded(ref)
-                config = stored_config(order.run)
+                config = await asyncio.to_thread(stored_config, order.run)
                 for entrypoint in config.trainer_entrypoints:
                     # They run here, where other modules may be at hand than on a rollout worker.
                     await asyncio.to_thread(resolve, entrypoint)
@@ -315,7 +320,7 @@ class TrainerActivities:
         from everburn.trainers import TrainerClosedError, TrainerStateLostError
 
         run = order.lease.run
-        entrypoint = stored_config(run).prepare_batch
+        entrypoint = (await asyncio.to_thread(stored_config, run)).prepare_batch
         assert entrypoint is not None
         groups = decode_groups(order.groups)
         score = trainer_operations.scoring(lease, asyncio.get_running_loop())
@@ -416,12 +421,14 @@ class TrainerActivities:
         return await asyncio.to_thread(find_owner, ArtifactStore.of(ref.run))
 
     async def _is_wanted(self, ref: LeaseRef, owner: "Owner | None") -> bool:
-        """Whether the run goes on, in the life that took the lease; while nobody can be asked it is
-        taken to."""
+        """Whether the run goes on, in the life that asked for the lease and took it; while nobody
+        can be asked it is taken to."""
         from everburn.store import StoreError
 
         try:
-            return await is_open(self._client, ref.run.id) and await self._owner(ref) == owner
+            now = await self._owner(ref)
+            its_own = now == owner and (now is None or now.life <= ref.life)
+            return its_own and await is_open(self._client, ref.run.id)
         except (RPCError, StoreError) as error:
             log.warning("can't look after run %s: %s", ref.run.id, error)
             return True

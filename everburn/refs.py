@@ -51,6 +51,12 @@ class GroupKey(Ref):
         return f"row-{self.cursor:06d}.{self.attempt}"
 
     @property
+    def life(self) -> int:
+        """The life of the run in which the group was begun; after a thousand attempts at one row
+        more than that, never less."""
+        return self.attempt // NUMBERS_PER_LIFE
+
+    @property
     def text(self) -> str:
         """The shortest unambiguous form: `17` or, retried, `17.1`."""
         return f"{self.cursor}.{self.attempt}" if self.attempt else str(self.cursor)

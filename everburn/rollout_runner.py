@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from everburn.call_log import CallLog
@@ -119,7 +119,7 @@ class RolloutRunner:
             name=completion_name(group, completion),
             tries=tries,
         )
-        row = stored_rows(self.run, ROWS_KEY)[position.row_index]
+        row = self._rows[position.row_index]
         finished = await self._call(row, context, scope)
         if finished is None:
             return await _outcome(completion, "dropped", scope)
@@ -144,7 +144,7 @@ class RolloutRunner:
         known: dict[str, Any] | None = await asyncio.to_thread(self.store.find_json, key)
         if known is not None:
             return known
-        row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
+        row = self._evaluation_rows[index]
         where = self.held_out(index)
         scope = self._evaluation_scope(where, version, f"row-{index}", tries)
         finished = await self._call(row, evaluation_context(index), scope)
@@ -208,16 +208,23 @@ class RolloutRunner:
 
     @property
     def order(self) -> RowOrder:
-        rows = len(stored_rows(self.run, ROWS_KEY))
-        return RowOrder(rows, self.config.shuffle, self.config.seed)
+        return RowOrder(len(self._rows), self.config.shuffle, self.config.seed)
 
     def row(self, cursor: int) -> Row:
         """The dataset row that a cursor points at."""
-        return stored_rows(self.run, ROWS_KEY)[self.order.position(cursor).row_index]
+        return self._rows[self.order.position(cursor).row_index]
 
     def close(self) -> None:
         """Close the sampler's connections."""
         self._sampler.close()
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        return stored_rows(self.run, ROWS_KEY)
+
+    @cached_property
+    def _evaluation_rows(self) -> list[Row]:
+        return stored_rows(self.run, EVALUATION_ROWS_KEY)
 
     async def _call(
         self, row: Row, context: dict[str, Any], scope: CompletionScope

@@ -190,6 +190,15 @@ def test_rows_that_a_slow_writer_brings_late_change_nothing(tmp_path: Path):
     assert stored_rows(run, ROWS_KEY) == [{"text": "first"}]
 
 
+def test_rows_are_those_of_the_run_that_has_the_id_now(tmp_path: Path):
+    run = RunRef(store=str(tmp_path), id="r1")
+    store = ArtifactStore.of(run)
+    for text in ("a", "b"):
+        write_rows(store, ROWS_KEY, [{"text": text}])
+        assert stored_rows(run, ROWS_KEY) == [{"text": text}]
+        store.delete(ROWS_KEY)
+
+
 def epoch_rows(order: RowOrder, epoch: int) -> list[int]:
     positions = [order.position(epoch * order.rows + place) for place in range(order.rows)]
     assert {position.epoch for position in positions} == {epoch}

@@ -76,6 +76,7 @@ class Evaluations:
             timeout=self._settings.config.evaluation_timeout,
             search_attributes=state.search_attributes,
             count_failures=self._settings.config.on_any_rollout_failure == "fail",
+            life=state.life,
         )
         try:
             await workflow.start_child_workflow(
@@ -93,9 +94,10 @@ class Evaluations:
             self._unborn = None
 
     async def on_finished(self, report: EvaluationReport) -> None:
-        """Take in a report; repeated and late ones change nothing."""
+        """Take in a report; repeated and late ones change nothing, nor those of a former life."""
         state = self._state
-        if report.version != state.evaluating or report.version == self._reported:
+        known = report.version != state.evaluating or report.version == self._reported
+        if known or report.life not in (None, state.life):
             return
         self._reported = report.version
         if report.error is not None:

@@ -56,6 +56,8 @@ class Producer:
         """In order: what a workflow does to several tasks must be the same at each replay."""
         self._unborn: set[int] = set()
         """Rows whose group the server hasn't started yet: looked for, it wouldn't be found."""
+        self._closed: list[GroupKey] = []
+        """Groups whose workflows ended without a report, as the server tells this execution."""
 
     @property
     def settled(self) -> bool:
@@ -67,6 +69,16 @@ class Producer:
         """The groups in flight whose workflows have been started."""
         out = self._state.out.items()
         return [GroupKey(cursor=c, attempt=o.attempt) for c, o in out if c not in self._unborn]
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether there are groups that ended without a report and haven't been looked for."""
+        return bool(self._closed)
+
+    def take_closed(self) -> list[GroupKey]:
+        """Those groups; the caller looks whether they have left their fate in the store."""
+        closed, self._closed = self._closed, []
+        return closed
 
     def start(self) -> None:
         """Open admission; the policy version is live."""
@@ -298,19 +310,20 @@ class Producer:
         )
 
     def _on_child_closed(self, key: GroupKey, child: "asyncio.Task[None]") -> None:
-        """A child that ended without reporting (terminated, timed out) is run again."""
-        if child.cancelled():
-            self.on_group_dead(key, "cancelled")
-        elif (error := child.exception()) is not None:
-            self.on_group_dead(key, str(error.__cause__ or error))
+        """A child that ended without reporting (terminated, timed out) may have a fate all the
+        same."""
+        error = None if child.cancelled() else child.exception()
+        if self._out(key) is None or not (child.cancelled() or error):
+            return
+        why = "cancelled" if error is None else error.__cause__ or error
+        workflow.logger.warning("group %s ended without a report (%s)", key.text, why)
+        self._closed.append(key)
 
-    def on_group_dead(self, key: GroupKey, why: str = "closed") -> None:
+    def on_group_dead(self, key: GroupKey) -> None:
         """A group's workflow ended without leaving anything: the row is run again."""
         if self._out(key) is None:
             return
-        workflow.logger.warning(
-            "group %s ended without a report (%s); it is run again", key.text, why
-        )
+        workflow.logger.warning("group %s left nothing; its row is run again", key.text)
         out = self._state.out.pop(key.cursor)
         self._state.admission.release(self._settings.config.completions_per_prompt - out.released)
         self._again(key)

@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import Reconcile, Reconciled
-    from activities.reconciliation import ReconciliationActivities
+    from activities.reconciliation import MAX_FINISHED, ReconciliationActivities
     from everburn.refs import GroupKey, decode_groups, encode_groups
     from workflows.evaluations import Evaluations
     from workflows.messages import EvaluationReport, GroupReport
@@ -60,28 +60,36 @@ class Watchdog:
         self.looking = False
 
     async def watch(self) -> None:
-        """Look every now and then, for ever."""
+        """Look every now and then, and as soon as a group has ended without a report, for ever."""
         while True:
             await self._rest()
-            if not self._is_due():
+            closed = self._producer.take_closed()
+            if not closed and not self._is_due():
                 continue
             self.looking = True
             try:
-                await self._look()
+                if closed:
+                    await self._look_in_turn(closed, MAX_FINISHED)
+                else:
+                    await self._look()
             except ActivityError as error:
                 # The store can't be read: whoever needs it says so, and the next look is soon.
                 workflow.logger.warning("couldn't look after the run: %s", error.cause)
+                self._looked = None
             finally:
                 self.looking = False
 
     async def _rest(self) -> None:
-        """Ever longer while nothing moves, until something does."""
+        """Ever longer while nothing moves, until something does, or a group has closed."""
         since = self._state.progress_at
         quiet = workflow.time() - since
         pause = min(max(INTERVAL, quiet / 4), LONGEST_PAUSE)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: pause > INTERVAL and self._state.progress_at != since,
+                lambda: (
+                    self._producer.has_closed
+                    or (pause > INTERVAL and self._state.progress_at != since)
+                ),
                 timeout=pause,
                 timeout_summary="watchdog",
             )
@@ -94,10 +102,12 @@ class Watchdog:
 
     async def _look(self) -> None:
         self._looked = workflow.time()
-        out = self._producer.groups_out
-        for start in range(0, max(1, len(out)), GROUPS_PER_LOOK):
-            await self._look_after(out[start : start + GROUPS_PER_LOOK])
+        await self._look_in_turn(self._producer.groups_out, GROUPS_PER_LOOK)
         await self._tell_standstill()
+
+    async def _look_in_turn(self, groups: list[GroupKey], at_once: int) -> None:
+        for start in range(0, max(1, len(groups)), at_once):
+            await self._look_after(groups[start : start + at_once])
 
     async def _look_after(self, groups: list[GroupKey]) -> None:
         """Look for some groups, for the lease and for the evaluation."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from everburn.config import Entrypoint
-from everburn.dataset import stored_rows
+from everburn.dataset import Row, stored_rows
 from everburn.entrypoints import call
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.rollout_file import read_rollout
@@ -145,7 +145,8 @@ def _read_batch(
 ) -> tuple[list[GroupManifest], Batch]:
     store = ArtifactStore.of(run)
     manifests = [load_group(store, group) for group in groups]
-    return manifests, Batch(step, [_batch_group(run, store, each) for each in manifests], score)
+    rows = stored_rows(run, ROWS_KEY)
+    return manifests, Batch(step, [_batch_group(rows, store, each) for each in manifests], score)
 
 
 def _prepared(store: ArtifactStore, key: str) -> PreparedBatch:
@@ -195,13 +196,13 @@ def segment_advantages(store: ArtifactStore, ref: StoredRef) -> SegmentAdvantage
     }
 
 
-def _batch_group(run: RunRef, store: ArtifactStore, manifest: GroupManifest) -> BatchGroup:
+def _batch_group(rows: list[Row], store: ArtifactStore, manifest: GroupManifest) -> BatchGroup:
     # An accepted group has members: min_group_size is at least 1.
     row_index = manifest.members[0].row_index
     return BatchGroup(
         cursor=manifest.key.cursor,
         version=manifest.version,
-        row=stored_rows(run, ROWS_KEY)[row_index],
+        row=rows[row_index],
         completions=[
             BatchCompletion(
                 completion=member.completion,

@@ -40,7 +40,7 @@ class Worker:
         return outcome
 
     async def evaluate_shard(self, run: RunRef, start: int, stop: int) -> None:
-        order = ShardOrder(run=run, version=0, shard=0, start=start, stop=stop)
+        order = ShardOrder(run=run, life=0, version=0, shard=0, start=start, stop=stop)
         await self._environment.run(self.activities.evaluate_shard, order)
 
     async def failure(self, run: RunRef) -> ApplicationError:

@@ -5,14 +5,16 @@ from functools import partial
 from typing import Any
 
 import pytest
+from temporalio import workflow
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
 from everburn import metrics
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import GroupKey, rollout_key
+from everburn.refs import GroupKey, group_key, rollout_key
+from everburn.verification import check_records
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script, spread
-from support.waiting import Gate, until
+from support.waiting import PATIENCE, Gate, until
 from workflows import train_run, watchdog
 from workflows.messages import GroupReport, Released
 from workflows.prompt_group import PromptGroup
@@ -57,6 +59,44 @@ async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm:
     assert (first.attempt, first.completion) == (1, 0)
     assert result.recovered is not None
     assert result.recovered.reused_rollouts == 1
+
+
+async def test_the_fate_of_a_terminated_group_is_found_in_the_store(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    """It was completed, and not yet reported: the row isn't run again."""
+    monkeypatch.setattr(watchdog, "INTERVAL", 1000.0)
+    report = PromptGroup._report
+
+    async def hang(group: PromptGroup, message: GroupReport) -> None:
+        if message.key.attempt == 0:
+            await workflow.wait_condition(lambda: False)
+        await report(group, message)
+
+    monkeypatch.setattr(PromptGroup, "_report", hang)
+    run = await start_tuned(Script(), rows=1)
+    await until(lambda: run.store.exists(group_key(GroupKey(cursor=0))))
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
+    await run.result()
+    assert (run.trained, len(run.script.begun)) == (["0"], 2)
+
+
+async def test_a_terminated_group_gets_no_fate_any_more(start_tuned: Start, tunable_farm: Farm):
+    """Its dynamic filter took its time, and its row is run again."""
+    judging, terminated = threading.Event(), threading.Event()
+
+    def keep(group: Any) -> bool:
+        first = not judging.is_set()
+        judging.set()
+        return not first or not terminated.wait(PATIENCE)
+
+    run = await start_tuned(Script(keep=keep), rows=1)
+    await until(judging.is_set)
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
+    terminated.set()
+    await run.result()
+    assert [(group.key.text, group.fate) for group in run.groups] == [("0.1", "accepted")]
+    check_records(run.ref)
 
 
 async def test_a_group_that_died_is_found_while_others_move(
