@@ -192,6 +192,8 @@ class RunState(BaseModel):
 
     progress_at: float = 0.0
     """When anything moved last."""
+    looked_at: float | None = None
+    """When the watchdog has looked last; at first, when the run began. None by an older build."""
     standstill: str = ""
     """What the run waits for, and since when, if nothing has moved for long."""
 
@@ -217,6 +219,7 @@ class RunState(BaseModel):
             started_at=now,
             published_at=now,
             progress_at=now,
+            looked_at=now,
             admission=Admission(
                 group=config.completions_per_prompt,
                 batch=config.batch_samples,

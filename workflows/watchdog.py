@@ -55,35 +55,44 @@ class Watchdog:
         self._recorder = recorder
         self._told = 0.0
         """The standstill that a person has been told of, by its beginning."""
-        self._looked: float | None = None
-        """When, in this execution."""
+        self._has_looked = False
+        """Whether it has, in this execution."""
         self.looking = False
 
     async def watch(self) -> None:
         """Look every now and then, and as soon as a group has ended without a report, for ever."""
+        await self._rest(min(INTERVAL, self._until_look_anyway()))
         while True:
-            await self._rest()
             closed = self._producer.take_closed()
-            if not closed and not self._is_due():
-                continue
             self.looking = True
             try:
                 if closed:
                     await self._look_in_turn(closed, MAX_FINISHED)
-                else:
+                elif self._is_due():
                     await self._look()
             except ActivityError as error:
                 # The store can't be read: whoever needs it says so, and the next look is soon.
                 workflow.logger.warning("couldn't look after the run: %s", error.cause)
-                self._looked = None
+                self._has_looked = False
             finally:
                 self.looking = False
+            await self._rest(self._pause())
 
-    async def _rest(self) -> None:
-        """Ever longer while nothing moves, until something does, or a group has closed."""
+    def _pause(self) -> float:
+        """Seconds to the next look: ever more while nothing moves."""
+        quiet = workflow.time() - self._state.progress_at
+        return min(max(INTERVAL, quiet / 4), LONGEST_PAUSE)
+
+    def _until_look_anyway(self) -> float:
+        """Seconds; by the looks of earlier executions, too, which may each have been too short for
+        one."""
+        now = workflow.time()
+        looked_at = now if self._state.looked_at is None else self._state.looked_at
+        return max(0.0, looked_at + LOOK_ANYWAY - now)
+
+    async def _rest(self, pause: float) -> None:
+        """Until then, or until a group has closed; a long pause ends once anything moves."""
         since = self._state.progress_at
-        quiet = workflow.time() - since
-        pause = min(max(INTERVAL, quiet / 4), LONGEST_PAUSE)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: (
@@ -96,12 +105,11 @@ class Watchdog:
 
     def _is_due(self) -> bool:
         """Soon where nothing moves: as long as it does, most reports evidently arrive."""
-        now = workflow.time()
-        quiet = now - self._state.progress_at >= INTERVAL
-        return quiet or self._looked is None or now - self._looked >= LOOK_ANYWAY
+        quiet = workflow.time() - self._state.progress_at >= INTERVAL
+        return quiet or not self._has_looked or not self._until_look_anyway()
 
     async def _look(self) -> None:
-        self._looked = workflow.time()
+        self._has_looked, self._state.looked_at = True, workflow.time()
         await self._look_in_turn(self._producer.groups_out, GROUPS_PER_LOOK)
         await self._tell_standstill()
 

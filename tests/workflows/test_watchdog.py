@@ -103,7 +103,9 @@ async def test_a_group_that_died_is_found_while_others_move(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
     """By an execution that continues another, which hears of no child's death."""
-    monkeypatch.setattr(watchdog, "INTERVAL", 0.3)
+    # Executions are shorter than an interval: none would ever look, if each counted from its start.
+    monkeypatch.setattr(watchdog, "INTERVAL", 60.0)
+    monkeypatch.setattr(watchdog, "LOOK_ANYWAY", 2.0)
     monkeypatch.setattr(train_run, "MAX_HISTORY", 200)
 
     async def play(draw: Draw) -> float:
