@@ -33,6 +33,7 @@ from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
 from everburn.trainers.hotload import Hotloader
+from everburn.trainers.opening import opened
 from everburn.trainers.serverless import (
     OPEN_TIMEOUT,
     ServerlessTrainer,
@@ -94,7 +95,7 @@ class DedicatedTrainer(ServerlessTrainer):
             raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
         opening = asyncio.to_thread(cls._open_for, store, config, epoch, resources)
         try:
-            trainer = await asyncio.wait_for(opening, OPEN_TIMEOUT)
+            trainer = await opened(opening, OPEN_TIMEOUT)
         except TimeoutError:
             raise TrainerUnavailableError(
                 f"no session on trainer job {resources.job_id} within {OPEN_TIMEOUT:g} s"

@@ -38,6 +38,7 @@ from everburn.trainers import (
 from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.custom_loss import CustomLoss
 from everburn.trainers.errors import QUOTA_PATIENCE, describe, translated
+from everburn.trainers.opening import opened
 from everburn.trainers.promotion import promote
 from everburn.trainers.tally import Tally
 
@@ -84,7 +85,7 @@ class ServerlessTrainer:
             TrainerUnfitError: the session can't do what the configuration asks for.
         """
         try:
-            return await asyncio.wait_for(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
+            return await opened(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
         except TimeoutError:
             raise TrainerUnavailableError(
                 f"no training session for {config.base_model} within {OPEN_TIMEOUT:g} s"
