@@ -54,6 +54,9 @@ RESULT_TIMEOUT = 3600.0
 """Seconds for the result of one request, which the SDK polls for ever."""
 PUBLISH_TIMEOUT = 900.0
 """Seconds for a snapshot to be saved and known to samplers."""
+UNLOAD_TIMEOUT = 10.0
+"""Seconds for a model to be unloaded when its session is given back. The SDK first waits for the
+operations that are in flight."""
 SERVED_TIMEOUT = 120.0
 """Seconds for a sampler to answer for a snapshot."""
 SERVED_INTERVAL = 1.0
@@ -268,11 +271,14 @@ class ServerlessTrainer:
     def _close(self) -> None:
         session = self.session
         try:
-            self._client.unload_model().result(timeout=10)
+            self._client.unload_model().result(timeout=UNLOAD_TIMEOUT)
+        except Exception as error:
+            # It goes with its session, and may be gone already.
+            log.info("unloading the model of session %s: %s", session, describe(error))
+        try:
             self._service.delete_training_session()
         except Exception as error:
-            # The session may be gone already, which is what closing wants.
-            log.info("ending session %s: %s", session, describe(error))
+            log.warning("session %s isn't given back: %s", session, describe(error))
         _close_quietly(self._service)
 
     async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:
