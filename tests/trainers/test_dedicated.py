@@ -239,6 +239,36 @@ def test_looking_again_makes_nothing_twice(emulator: RunningEmulator, tmp_path: 
     assert place.resources.clean_up() == place.resources.clean_up()
 
 
+@pytest.mark.parametrize("looks", [0, 1])  # what fails is the look at it, or its deletion
+def test_a_deployment_that_can_not_be_given_back_keeps_no_job(
+    emulator: RunningEmulator, tmp_path: Path, looks: int
+) -> None:
+    place = Place(emulator, tmp_path)
+    assert place.resources.advance().stage == "ready"
+    record = find_resources(place.store)
+    assert record is not None
+    emulator.plan_fault(record.deployment_id, "status", status=400, after=looks)
+    done = f"trainer job {record.job_id} is deleted"
+    with pytest.raises(TrainerUnavailableError, match=rf"^deployment {record.name}.*; {done}$"):
+        place.resources.clean_up()
+    assert emulator.emulator.managed.job(record.job_id).state == "JOB_STATE_DELETED"
+    assert place.resources.clean_up() == f"deployment {record.deployment_id} is deleted; {done}"
+
+
+def test_what_can_not_be_given_back_is_named(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path)
+    assert place.resources.advance().stage == "ready"
+    record = find_resources(place.store)
+    assert record is not None
+    assert record.job_id == record.deployment_id  # a look at each fails
+    emulator.plan_fault(record.name, "status", status=400, count=2)
+    refused = rf"{record.name}: .*HTTP 400.*"
+    both = rf"^deployment {refused}; trainer job {refused}$"
+    with pytest.raises(TrainerUnavailableError, match=both):
+        place.resources.clean_up()
+    place.resources.clean_up()
+
+
 def test_a_deleted_job_is_followed_by_another(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
     place.resources.advance()
