@@ -7,6 +7,7 @@ are there already (jobs.py).
 
 import asyncio
 import logging
+import threading
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from everburn.trainers.hotload import Hotloader
 from everburn.trainers.opening import opened
 from everburn.trainers.serverless import (
     OPEN_TIMEOUT,
+    UNLOAD_TIMEOUT,
     ServerlessTrainer,
     listed,
     open_service,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNLOAD_TIMEOUT = 60.0
+SHUT_OUT_TIMEOUT = 60.0
 """Seconds for an earlier holder's model to be unloaded, its running operation included."""
 NO_STEP = AdamParams(
     learning_rate=0.0,
@@ -79,6 +81,8 @@ class DedicatedTrainer(ServerlessTrainer):
         self._served: str | None = None
         """Identity of the snapshot that the deployment must serve."""
         self._publishing = False
+        self._given_up = threading.Event()
+        """Set when whoever comes next may be at the deployment."""
 
     @classmethod
     async def open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
@@ -183,6 +187,16 @@ class DedicatedTrainer(ServerlessTrainer):
             log.debug("no gradients to drop: %s", error)
         self._tally.clear()
 
+    async def publish(self, name: str) -> Snapshot:
+        try:
+            return await super().publish(name)
+        except (Exception, asyncio.CancelledError):
+            self._given_up.set()  # its thread may go on
+            raise
+
+    def _publish_timeout(self) -> float:
+        return super()._publish_timeout() + self._config.deployment_resource.hotload_timeout
+
     def _publish(self, name: str) -> Snapshot:
         """Save, load onto the deployment, and see that it is served.
 
@@ -197,7 +211,7 @@ class DedicatedTrainer(ServerlessTrainer):
                     name, checkpoint_type="delta" if delta else "base"
                 )
             timeout = self._config.deployment_resource.hotload_timeout
-            self._hotloader.load(saved.snapshot_name, previous, timeout)
+            self._hotloader.load(saved.snapshot_name, previous, timeout, self._given_up.is_set)
             self._served = saved.snapshot_name
             if self._handle is None:
                 self._handle = self._hotloader.sampler_handle()
@@ -242,9 +256,13 @@ class DedicatedTrainer(ServerlessTrainer):
                 f"{found.identity or 'the base model'}, not {served}"
             )
 
+    async def close(self) -> None:
+        self._given_up.set()
+        await super().close()
+
     def _close(self) -> None:
         try:
-            self._client.unload_model().result(timeout=10)
+            self._client.unload_model().result(timeout=UNLOAD_TIMEOUT)
         except Exception as error:
             # The job may be gone already; if it isn't, the next holder unloads the model.
             log.info("unloading %s: %s", self._client.model_id, describe(error))
@@ -295,7 +313,7 @@ def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
         holder=service.holder, model_seq_id=0, model_id=holder.model_id
     )
     try:
-        client.unload_model().result(timeout=UNLOAD_TIMEOUT)
+        client.unload_model().result(timeout=SHUT_OUT_TIMEOUT)
     except APIStatusError as error:
         if error.status_code not in (404, 410):  # gone already, or its process is
             raise

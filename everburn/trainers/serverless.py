@@ -177,7 +177,11 @@ class ServerlessTrainer:
 
     async def publish(self, name: str) -> Snapshot:
         with self._translated("save_weights_for_sampler"):
-            return await asyncio.wait_for(asyncio.to_thread(self._publish, name), PUBLISH_TIMEOUT)
+            publishing = asyncio.to_thread(self._publish, name)
+            return await asyncio.wait_for(publishing, self._publish_timeout())
+
+    def _publish_timeout(self) -> float:
+        return PUBLISH_TIMEOUT
 
     def _publish(self, name: str) -> Snapshot:
         path = self._client.save_weights_for_sampler(name).result().path

@@ -1,7 +1,10 @@
 """A dedicated session through the unmodified SDK: opened, published, fenced."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -14,6 +17,7 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
+    serverless,
 )
 from everburn.trainers.fencing import (
     Fingerprint,
@@ -26,6 +30,7 @@ from support.emulator import RunningEmulator, running_emulator
 from support.full_disk import FullDisk
 from support.places import Place
 from support.sessions import ADAM, a_datum
+from support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +175,52 @@ async def test_a_publication_has_a_deadline(emulator: RunningEmulator, tmp_path:
     emulator.plan_fault("hot_load", "hotload_stuck")
     with pytest.raises(TrainerStateLostError, match=r"after 0\.2 s: stage loading, ready False"):
         await trainer.publish("policy-0000-e1")
+    await trainer.close()
+    place.resources.clean_up()
+
+
+async def test_a_hotload_may_take_longer_than_a_publication_without_one(
+    emulator: RunningEmulator, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.5)
+    emulator.admin("POST", "hotload", {"seconds": 0.8})
+    trainer = await place.open(1)
+    await trainer.publish("policy-0000-e1")
+    await trainer.probe()
+    await trainer.close()
+
+
+@pytest.mark.parametrize("ended", ["in vain", "by its lease"])
+async def test_a_publication_that_was_given_up_loads_nothing(
+    emulator: RunningEmulator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ended: Literal["in vain", "by its lease"],
+) -> None:
+    """Its thread goes on, and what it has saved may come after the next lease's snapshot."""
+    place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.1})
+    assert place.resources.advance().stage == "ready"
+    record = find_resources(place.store)
+    assert record is not None
+    trainer = await place.open(1)
+    before = emulator.arrivals("hot_load")
+    threads = ThreadPoolExecutor()
+    asyncio.get_running_loop().set_default_executor(threads)
+    emulator.plan_fault("save_weights_for_sampler", "delay", seconds=0.5)
+    if ended == "in vain":
+        monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.1)
+        with pytest.raises(TrainerStateLostError, match="no result in time"):
+            await trainer.publish("policy-0000-e1")
+    else:
+        publishing = asyncio.ensure_future(trainer.publish("policy-0000-e1"))
+        await until(lambda: not emulator.admin("GET", "faults")["faults"])
+        await trainer.close()
+        with pytest.raises(TrainerStateLostError, match="its lease has ended"):
+            await publishing
+    threads.shutdown()  # once its thread has ended
+    assert len(emulator.emulator.managed.exports(record.job_id)) == 1
+    assert emulator.arrivals("hot_load") == before
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
     await trainer.close()
     place.resources.clean_up()
 
