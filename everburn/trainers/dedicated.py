@@ -8,6 +8,7 @@ are there already (jobs.py).
 import asyncio
 import logging
 import threading
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from everburn.refs import RunRef
 from everburn.store import ArtifactStore, when_there_is_space
 from everburn.trainers import (
     Snapshot,
+    TrainerCapacityError,
+    TrainerClosedError,
     TrainerError,
     TrainerRejectedError,
     TrainerStateLostError,
@@ -37,6 +40,7 @@ from everburn.trainers.hotload import Hotloader
 from everburn.trainers.opening import opened
 from everburn.trainers.serverless import (
     OPEN_TIMEOUT,
+    RESULT_TIMEOUT,
     UNLOAD_TIMEOUT,
     ServerlessTrainer,
     listed,
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHUT_OUT_TIMEOUT = 60.0
-"""Seconds for an earlier holder's model to be unloaded, its running operation included."""
+"""Seconds for an earlier holder's model to be unloaded, before its lease waits outside."""
 NO_STEP = AdamParams(
     learning_rate=0.0,
     beta1=0.999999,
@@ -89,6 +93,7 @@ class DedicatedTrainer(ServerlessTrainer):
         """A new session on the run's job, which no earlier holder has a hand in.
 
         Raises:
+            TrainerCapacityError: an earlier holder's model still finishes an operation.
             TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
                 be unloaded.
             TrainerUnfitError: the run would begin with what others have left on the job.
@@ -149,7 +154,7 @@ class DedicatedTrainer(ServerlessTrainer):
                 )
             service = open_service(endpoint.base_url, key)
             for holder in earlier:
-                _shut_out(service, holder, config, resources)
+                _shut_out(service, holder, config, resources, store)
             client = service.create_training_client(
                 base_model=config.base_model,
                 lora_rank=config.lora_rank,
@@ -277,27 +282,48 @@ def _shut_out(
     holder: Holder,
     config: RunConfig,
     resources: ResourceRecord,
+    store: ArtifactStore,
 ) -> None:
     """See that an earlier holder has no hand in what is trained from now on.
 
-    Raises TrainerUnavailableError where its model can't be unloaded and that matters. The run's own
-    job is deleted then: no model outlives it, and the next lease gets another job.
-    """
-    from fireworks.training.sdk import TrainerJobManager
+    Its running operation is waited for, over several leases if need be. Where unloading is refused,
+    or nothing can take so long any more, the run's own job is deleted: no model outlives it, and
+    the next lease gets another job.
 
+    Raises:
+        TrainerCapacityError: it still finishes an operation. Worth waiting for.
+        TrainerUnavailableError: its model can't be unloaded, and that matters.
+        TrainerClosedError: the account may not train.
+    """
+    asked = holder.unload_asked or time.time()
+    what = f"model {holder.model_id} of an earlier lease isn't unloaded"
     try:
         _unload(service, holder)
+        return
     except Exception as error:
         if config.lora_rank:  # an adapter of its own: it is only in the way
-            log.warning("%s doesn't unload: %s", holder.model_id, describe(error))
+            log.warning("%s: %s", what, describe(error))
             return
+        reason = translated(error, what, config.api_key_env, opening=True)
+        if isinstance(reason, TrainerClosedError):
+            raise reason from error
+        refused = isinstance(reason, TrainerRejectedError)
+        if not refused and time.time() - asked < RESULT_TIMEOUT:
+            record_holder(store, holder.model_copy(update={"unload_asked": asked}))
+            if isinstance(error, TimeoutError):
+                reason = TrainerCapacityError(f"{what}: it still finishes an operation")
+            raise reason from error
         if resources.own_job:
-            log.warning("job %s is replaced: %s", resources.job_id, describe(error))
-            with TrainerJobManager(api_key=api_key(config), base_url=api_root(config)) as jobs:
-                jobs.delete(resources.job_id)
-        raise TrainerUnavailableError(
-            f"model {holder.model_id} of an earlier lease doesn't unload: {describe(error)}"
-        ) from error
+            _delete_job(config, resources.job_id, reason)
+        raise TrainerUnavailableError(str(reason)) from error
+
+
+def _delete_job(config: RunConfig, job_id: str, reason: TrainerError) -> None:
+    from fireworks.training.sdk import TrainerJobManager
+
+    log.warning("job %s is replaced: %s", job_id, reason)
+    with TrainerJobManager(api_key=api_key(config), base_url=api_root(config)) as jobs:
+        jobs.delete(job_id)
 
 
 def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
@@ -305,7 +331,8 @@ def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
     refused.
 
     Raises:
-        TrainerError: it may still live.
+        TimeoutError: an operation of its may still run.
+        Exception: of the SDK's; it may still live.
     """
     from fireworks.training.sdk import APIStatusError, FiretitanTrainingClient
 
@@ -317,5 +344,3 @@ def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
     except APIStatusError as error:
         if error.status_code not in (404, 410):  # gone already, or its process is
             raise
-    except TimeoutError as error:
-        raise TrainerError(f"model {holder.model_id} doesn't unload") from error

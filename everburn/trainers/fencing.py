@@ -25,13 +25,15 @@ and passes unseen."""
 
 
 class Holder(BaseModel):
-    """A model that a lease trained or trains."""
+    """A model that a lease trained or trains. unload_asked: when a later one first asked in vain
+    for its unloading, in seconds since the epoch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epoch: int
     job_id: str
     model_id: str
+    unload_asked: float | None = None
 
 
 class Fingerprint(BaseModel):

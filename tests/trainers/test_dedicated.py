@@ -1,6 +1,7 @@
 """A dedicated session through the unmodified SDK: opened, published, fenced."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,17 +12,20 @@ import pytest
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
 from activities.trainer_operations import load_checkpoint, save_checkpoint
 from everburn.emulator.base_model import TINY
-from everburn.provisioning import find_resources
+from everburn.provisioning import ResourceRecord, find_resources
 from everburn.trainers import (
     PromotionError,
+    TrainerCapacityError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
+    dedicated,
     serverless,
 )
 from everburn.trainers.fencing import (
     Fingerprint,
     check_fingerprint,
+    earlier_holders,
     put_fingerprint,
     record_fingerprint,
 )
@@ -52,6 +56,12 @@ async def place(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Plac
     assert place.resources.advance().stage == "ready"
     yield place
     place.resources.clean_up()
+
+
+def record_of(place: Place) -> ResourceRecord:
+    record = find_resources(place.store)
+    assert record is not None
+    return record
 
 
 async def test_what_is_published_is_served(place: Place) -> None:
@@ -135,14 +145,63 @@ async def test_a_job_whose_old_model_does_not_unload_is_replaced(
         await place.open(2)
     while place.resources.advance().stage != "ready":
         pass
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     assert record.job_id == f"{record.name}-2"
     third = await place.open(3)
     await third.load_checkpoint(start)
     await third.publish("policy-0000-e3")
     await third.probe()
     for trainer in (first, third):
+        await trainer.close()
+
+
+@pytest.fixture
+def unloads_late(emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next model to be unloaded still has something to finish."""
+    monkeypatch.setattr(dedicated, "SHUT_OUT_TIMEOUT", 0.2)
+    emulator.plan_fault("unload_model", "delay", seconds=1)
+
+
+@pytest.mark.usefixtures("unloads_late")
+async def test_an_operation_that_an_earlier_holder_has_begun_is_waited_for(place: Place) -> None:
+    first = await place.open(1)
+    with pytest.raises(TrainerCapacityError, match="still finishes an operation"):
+        await place.open(2)
+    assert place.resources.advance().stage == "ready"
+    second = await place.open(2)
+    for trainer in (first, second):
+        assert trainer.session.startswith(f"{record_of(place).name}/")
+        await trainer.close()
+
+
+@pytest.mark.usefixtures("unloads_late")
+async def test_an_operation_that_never_ends_costs_the_job(
+    emulator: RunningEmulator, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await place.open(1)
+    with pytest.raises(TrainerCapacityError):
+        await place.open(2)
+    (holder,) = earlier_holders(place.store, record_of(place).job_id, 2)
+    assert holder.unload_asked is not None
+    monkeypatch.setattr(dedicated, "RESULT_TIMEOUT", time.time() - holder.unload_asked)
+    emulator.plan_fault("unload_model", "delay", seconds=1)
+    with pytest.raises(TrainerUnavailableError) as caught:
+        await place.open(2)
+    assert type(caught.value) is TrainerUnavailableError
+    assert emulator.emulator.managed.job(record_of(place).job_id).state == "JOB_STATE_DELETED"
+    await first.close()
+
+
+async def test_a_service_that_fails_to_unload_is_asked_again(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    first = await place.open(1)
+    emulator.plan_fault("retrieve_future", "status", status=410)
+    with pytest.raises(TrainerUnavailableError):
+        await place.open(2)
+    second = await place.open(2)
+    assert second.session.startswith(f"{record_of(place).name}/")
+    for trainer in (first, second):
         await trainer.close()
 
 
@@ -200,8 +259,7 @@ async def test_a_publication_that_was_given_up_loads_nothing(
     """Its thread goes on, and what it has saved may come after the next lease's snapshot."""
     place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.1})
     assert place.resources.advance().stage == "ready"
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     trainer = await place.open(1)
     before = emulator.arrivals("hot_load")
     threads = ThreadPoolExecutor()
@@ -231,8 +289,7 @@ async def test_another_snapshot_in_the_place_of_the_sessions_is_noticed(place: P
     trainer = await place.open(1)
     first = await trainer.publish("policy-0000-e1")
     await trainer.publish("policy-0001-e1")
-    resources = find_resources(place.store)
-    assert resources is not None
+    resources = record_of(place)
     with DeploymentManager(api_key="fw_local", base_url=place.config.base_url or "") as manager:
         manager.hotload(resources.deployment_id, TINY, first.path)
     with pytest.raises(TrainerStateLostError, match=r"serves policy-0000-e1-.*, not policy-0001"):
@@ -296,8 +353,7 @@ def test_a_deployment_that_can_not_be_given_back_keeps_no_job(
 ) -> None:
     place = Place(emulator, tmp_path)
     assert place.resources.advance().stage == "ready"
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     emulator.plan_fault(record.deployment_id, "status", status=400, after=looks)
     done = f"trainer job {record.job_id} is deleted"
     with pytest.raises(TrainerUnavailableError, match=rf"^deployment {record.name}.*; {done}$"):
@@ -309,8 +365,7 @@ def test_a_deployment_that_can_not_be_given_back_keeps_no_job(
 def test_what_can_not_be_given_back_is_named(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
     assert place.resources.advance().stage == "ready"
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     assert record.job_id == record.deployment_id  # a look at each fails
     emulator.plan_fault(record.name, "status", status=400, count=2)
     refused = rf"{record.name}: .*HTTP 400.*"
@@ -325,8 +380,7 @@ def test_a_deleted_job_is_followed_by_another(emulator: RunningEmulator, tmp_pat
     place.resources.advance()
     place.resources.clean_up()
     assert place.resources.advance().stage == "ready"
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     assert record.job_id == f"{record.name}-2"
     place.resources.clean_up()
 
@@ -339,8 +393,7 @@ def test_a_deployment_follows_the_run_to_its_next_job(
     place.resources.clean_up()
     while place.resources.advance().stage != "ready":
         pass
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     (deployment,) = (
         each
         for each in emulator.emulator.managed.deployments()
@@ -355,8 +408,7 @@ def test_a_stopped_job_is_resumed_and_its_end_is_told(
 ) -> None:
     place = Place(emulator, tmp_path, lora_rank=4)
     place.resources.advance()
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     emulator.admin(
         "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_CANCELLED", "message": "idle"}
     )
@@ -370,8 +422,7 @@ def test_a_stopped_job_is_resumed_and_its_end_is_told(
 def test_the_deployment_may_own_the_snapshots(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, deployment={"weight_sync_scope": "per_deployment"})
     assert place.resources.advance().stage == "ready"
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     job = emulator.emulator.managed.job(record.job_id)
     assert job.request["hotLoadDeploymentId"] == record.deployment_id
     place.resources.clean_up()
