@@ -133,7 +133,7 @@ class TrainerActivities:
             held = self._held.get(ref)
             if held is None:
                 await self._end_superseded(ref)
-                config = stored_config(order.run)
+                config = await asyncio.to_thread(stored_config, order.run)
                 for entrypoint in config.trainer_entrypoints:
                     # They run here, where other modules may be at hand than on a rollout worker.
                     await asyncio.to_thread(resolve, entrypoint)

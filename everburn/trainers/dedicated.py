@@ -99,7 +99,7 @@ class DedicatedTrainer(ServerlessTrainer):
             TrainerUnfitError: the run would begin with what others have left on the job.
         """
         store = ArtifactStore.of(run)
-        resources = find_resources(store)
+        resources = await asyncio.to_thread(find_resources, store)
         if resources is None:
             raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
         opening = asyncio.to_thread(cls._open_for, store, config, epoch, resources)
@@ -114,7 +114,7 @@ class DedicatedTrainer(ServerlessTrainer):
         )
         try:
             await when_there_is_space(record_holder, store, holder)
-            if begins_as_found(store, config, resources):
+            if await asyncio.to_thread(begins_as_found, store, config, resources):
                 await require_base_model(trainer, trainer._hotloader, config, resources.job_id)
                 await trainer._drop_gradients()
         except (Exception, asyncio.CancelledError):

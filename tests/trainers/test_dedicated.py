@@ -1,18 +1,24 @@
 """A dedicated session through the unmodified SDK: opened, published, fenced."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
 from activities.trainer_operations import load_checkpoint, save_checkpoint
 from everburn.emulator.base_model import TINY
+from everburn.learning.rollout_file import write_rollout
 from everburn.provisioning import ResourceRecord, find_resources
+from everburn.refs import GroupKey, group_key, rollout_key
+from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
 from everburn.trainers import (
     PromotionError,
     TrainerCapacityError,
@@ -20,6 +26,7 @@ from everburn.trainers import (
     TrainerStateLostError,
     TrainerUnavailableError,
     dedicated,
+    fencing,
     serverless,
 )
 from everburn.trainers.fencing import (
@@ -33,6 +40,7 @@ from everburn.trainers.lease import Lease
 from support.emulator import RunningEmulator, running_emulator
 from support.full_disk import FullDisk
 from support.places import Place
+from support.records import a_group, a_member, a_record
 from support.sessions import ADAM, a_datum
 from support.waiting import until
 
@@ -331,6 +339,66 @@ async def test_the_initial_state_is_known_again_or_its_loading_fails(place: Plac
     with pytest.raises(TrainerStateLostError, match="another holder may have changed the weights"):
         await load_checkpoint(lease, load_0)
     await trainer.close()
+
+
+async def test_the_store_is_read_beside_the_loop_that_heartbeats(
+    emulator: RunningEmulator, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run has tens of thousands of groups, an object store takes seconds to list them, and a
+    lease whose heartbeats stop for three is given up."""
+    job = {"job_id": record_of(place).job_id}  # that of another, on which most is looked at
+    attached = Place(emulator, tmp_path / "attached", trainer=job)
+    assert attached.resources.advance().stage == "ready"
+    stored_config(attached.run)  # once per process
+    here: list[str] = []
+    beside: list[str] = []
+    loop = threading.get_ident()
+    for method in ("keys", "get", "exists"):
+        original = getattr(ArtifactStore, method)
+
+        def watched(
+            store: ArtifactStore, what: str, method: str = method, original: Any = original
+        ) -> Any:
+            (here if threading.get_ident() == loop else beside).append(f"{method} {what}")
+            return original(store, what)
+
+        monkeypatch.setattr(ArtifactStore, method, watched)
+    trainer = await attached.open(1)
+    lease, ref = Lease(1, trainer), LeaseRef(run=attached.run, epoch=1)
+    order = SaveCheckpoint(lease=ref, step=0, version=0, name="state-0")
+    saved = await save_checkpoint(lease, order)
+    await load_checkpoint(lease, LoadCheckpoint(lease=ref, step=0, path=saved.path))
+    await trainer.close()
+    assert {"get provisioning.json", "keys checkpoints", "keys groups"} <= set(beside)
+    assert not here
+    attached.resources.clean_up()
+
+
+async def test_a_state_is_known_by_as_much_of_a_completion_as_is_cheap_to_score(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "LONGEST", 4)
+    tokens = [2, 3, 4, 5, 6, 7]
+    record_completion(place.store, tokens)
+    trainer = await place.open(1)
+    await record_fingerprint(place.store, trainer, "c")
+    (key,) = place.store.keys("fingerprints")
+    assert Fingerprint.model_validate(place.store.get_json(key)).tokens == tokens[:4]
+    await check_fingerprint(place.store, trainer, "c")
+    # One of an older version, which took the completion whole.
+    (logprobs,) = await trainer.forward([tokens])
+    put_fingerprint(place.store, Fingerprint(checkpoint="c", tokens=tokens, logprobs=logprobs))
+    await check_fingerprint(place.store, trainer, "c")
+    await trainer.close()
+
+
+def record_completion(store: ArtifactStore, tokens: list[int]) -> None:
+    key, count = GroupKey(cursor=3), len(tokens)
+    mask = [0, *[1] * (count - 1)]
+    run = RolloutRun([RolloutSample(tokens, [0.0] * count, mask, 1.0)])
+    stored = write_rollout(store, rollout_key(key, 0), a_record(cursor=3), run)
+    group = a_group(key, [a_member(stored, tokens=count, trained_tokens=count - 1)])
+    store.put_json(group_key(key), group.model_dump(mode="json"))
 
 
 # The job and the deployment
