@@ -132,6 +132,7 @@ class TrainerActivities:
         from everburn.run_folder import stored_config
         from everburn.trainers import TrainerUnavailableError
         from everburn.trainers.lease import Lease
+        from everburn.trainers.opening import opened
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
         with final_errors(TrainerUnavailableError):
@@ -147,7 +148,7 @@ class TrainerActivities:
                 for entrypoint in config.trainer_entrypoints:
                     # They run here, where other modules may be at hand than on a rollout worker.
                     await asyncio.to_thread(resolve, entrypoint)
-                trainer = await self._open(ref, config)
+                trainer = await opened(self._open_trainer(ref, config))
                 held = self._serve(Lease(order.epoch, trainer), lease_queue(ref))
                 self._held[ref] = held
                 held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
@@ -355,15 +356,6 @@ class TrainerActivities:
             # Its session is closed meanwhile: a service that is gone would hold up the new one.
             self._retire(old)
 
-    async def _open(self, ref: LeaseRef, config: "RunConfig") -> "Trainer":
-        """A new session; one that comes too late, after its activity was given up, is closed."""
-        opening = asyncio.ensure_future(self._open_trainer(ref, config))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_when_open)
-            raise
-
     async def _expire_unclaimed(self, ref: LeaseRef) -> None:
         """End a lease whose grant nobody received: the activity had been given up meanwhile."""
         await asyncio.sleep(CLAIM_TIMEOUT)
@@ -478,14 +470,3 @@ def lease_queue(ref: LeaseRef) -> str:
     """A new task queue, on which only the holder of a lease listens: another process that has
     opened a session under the same epoch, and was given up over it, must get none of its work."""
     return f"everburn-trainer-{ref.run.id}-{ref.epoch}-{uuid.uuid4().hex[:8]}"
-
-
-def _close_when_open(opening: "asyncio.Future[Trainer]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        closing = asyncio.ensure_future(opening.result().close())
-        _closings.add(closing)
-        closing.add_done_callback(_closings.discard)
-
-
-_closings: set["asyncio.Future[None]"] = set()
-"""The loop holds tasks weakly."""

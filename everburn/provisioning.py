@@ -18,6 +18,8 @@ RECORD_KEY = "provisioning.json"
 MAX_INACTIVITY = 3 * 3600.0
 """Seconds; the service refuses more."""
 PENDING_TIMEOUT = 48 * 3600.0
+MAX_HOTLOAD = 3600.0
+"""Seconds; the run takes an operation of two hours for one that never ends."""
 MAX_NAME = 40
 """Characters of a run's id that enter the ids of its resources, which may have 63."""
 
@@ -108,7 +110,10 @@ class DeploymentResource(_Resource):
         description="What new weights do to requests in flight: swap under them, or wait.",
     )
     hotload_timeout: float = Field(
-        default=600.0, gt=0, description="Seconds for new weights to be served everywhere."
+        default=600.0,
+        gt=0,
+        le=MAX_HOTLOAD,
+        description="Seconds for new weights to be served everywhere.",
     )
     cleanup: Literal["keep", "scale_to_zero", "delete"] = Field(
         default="delete", description="At the run's end; one the run didn't make is always kept."

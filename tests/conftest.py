@@ -1,5 +1,11 @@
 """What any test may need: a Temporal server, an emulator, and a tokenizer."""
 
+import os
+
+# As in workers of a stack (workers/supervisor.py). With it the SDK sends its last news to a service
+# that is gone for half a minute, whenever a session of one is closed.
+os.environ.setdefault("TINKER_TELEMETRY", "0")
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -71,6 +71,7 @@ def test_other_backends_have_neither(name: str) -> None:
         ({"trainer": {"inactivity_timeout": 4 * 3600}}, "trainer.inactivity_timeout"),
         ({"trainer": {"replicas": "2"}}, "trainer.replicas"),
         ({"deployment": {"replicas": 0}}, "deployment.replicas"),
+        ({"deployment": {"hotload_timeout": 3601}}, "deployment.hotload_timeout"),
         ({"deployment": {"transition_type": "SOON"}}, "deployment.transition_type"),
         ({"deployment": {"cleanup": "scale-to-zero"}}, "deployment.cleanup"),
         ({"deployment": {"shape": SHAPE}}, "isn't a deployment shape"),

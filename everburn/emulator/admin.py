@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request, Response
 from everburn.emulator import operations, wire
 from everburn.emulator.checkpoints import digest
 from everburn.emulator.errors import InvalidInput
-from everburn.emulator.faults import Fault, FaultPlan
+from everburn.emulator.faults import ADMIN, Fault, FaultPlan
 from everburn.emulator.managed import JobState
 from everburn.emulator.service import Emulator
 from everburn.emulator.unknowns import Unknowns
 
 
 def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
-    router = APIRouter(prefix="/emulator")
+    router = APIRouter(prefix=ADMIN)
 
     @router.post("/faults")
     async def add_fault(request: Request) -> Response:

@@ -77,6 +77,8 @@ class Fault:
         )
 
 
+ADMIN = "/emulator"
+"""Where the routes of admin.py are: what looks at an operation is no request of it."""
 ARRIVALS = 64
 """Requests of an operation whose times are kept."""
 
@@ -126,7 +128,8 @@ class FaultyApp:
         self._plan = plan
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hits = self._plan.take(_operation(scope)) if scope["type"] == "http" else []
+        served = scope["type"] == "http" and not scope["path"].startswith(f"{ADMIN}/")
+        hits = self._plan.take(_operation(scope)) if served else []
         if not hits:
             await self._app(scope, receive, send)
             return

@@ -41,7 +41,9 @@ async def check_served(
             f"{snapshot.path} doesn't serve what was trained: over {len(tokens) - first} tokens of "
             f"a recorded completion its log-probabilities differ from the trainer's by {gap:.3g} "
             f"nats on average, more than publication_tolerance = {tolerance:g}. The sampler holds "
-            "other weights (stale, or of another model), or computes very differently"
+            "other weights (stale, or of another model), or computes very differently; if that is "
+            "to be expected, only a fork can tolerate more: `everburn fork RUN --at-step K --set "
+            "publication_tolerance=...`"
         )
     return gap
 

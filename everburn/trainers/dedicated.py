@@ -7,6 +7,8 @@ are there already (jobs.py).
 
 import asyncio
 import logging
+import threading
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ from everburn.refs import RunRef
 from everburn.store import ArtifactStore, when_there_is_space
 from everburn.trainers import (
     Snapshot,
+    TrainerCapacityError,
+    TrainerClosedError,
     TrainerError,
     TrainerRejectedError,
     TrainerStateLostError,
@@ -33,8 +37,11 @@ from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
 from everburn.trainers.hotload import Hotloader
+from everburn.trainers.opening import opened
 from everburn.trainers.serverless import (
     OPEN_TIMEOUT,
+    RESULT_TIMEOUT,
+    UNLOAD_TIMEOUT,
     ServerlessTrainer,
     listed,
     open_service,
@@ -46,8 +53,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNLOAD_TIMEOUT = 60.0
-"""Seconds for an earlier holder's model to be unloaded, its running operation included."""
+SHUT_OUT_TIMEOUT = 60.0
+"""Seconds for an earlier holder's model to be unloaded, before its lease waits outside."""
 NO_STEP = AdamParams(
     learning_rate=0.0,
     beta1=0.999999,
@@ -78,23 +85,26 @@ class DedicatedTrainer(ServerlessTrainer):
         self._served: str | None = None
         """Identity of the snapshot that the deployment must serve."""
         self._publishing = False
+        self._given_up = threading.Event()
+        """Set when whoever comes next may be at the deployment."""
 
     @classmethod
     async def open_for(cls, run: RunRef, config: RunConfig, epoch: int) -> "DedicatedTrainer":
         """A new session on the run's job, which no earlier holder has a hand in.
 
         Raises:
+            TrainerCapacityError: an earlier holder's model still finishes an operation.
             TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
                 be unloaded.
             TrainerUnfitError: the run would begin with what others have left on the job.
         """
         store = ArtifactStore.of(run)
-        resources = find_resources(store)
+        resources = await asyncio.to_thread(find_resources, store)
         if resources is None:
             raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
         opening = asyncio.to_thread(cls._open_for, store, config, epoch, resources)
         try:
-            trainer = await asyncio.wait_for(opening, OPEN_TIMEOUT)
+            trainer = await opened(opening, OPEN_TIMEOUT)
         except TimeoutError:
             raise TrainerUnavailableError(
                 f"no session on trainer job {resources.job_id} within {OPEN_TIMEOUT:g} s"
@@ -104,7 +114,7 @@ class DedicatedTrainer(ServerlessTrainer):
         )
         try:
             await when_there_is_space(record_holder, store, holder)
-            if begins_as_found(store, config, resources):
+            if await asyncio.to_thread(begins_as_found, store, config, resources):
                 await require_base_model(trainer, trainer._hotloader, config, resources.job_id)
                 await trainer._drop_gradients()
         except (Exception, asyncio.CancelledError):
@@ -144,7 +154,7 @@ class DedicatedTrainer(ServerlessTrainer):
                 )
             service = open_service(endpoint.base_url, key)
             for holder in earlier:
-                _shut_out(service, holder, config, resources)
+                _shut_out(service, holder, config, resources, store)
             client = service.create_training_client(
                 base_model=config.base_model,
                 lora_rank=config.lora_rank,
@@ -182,6 +192,16 @@ class DedicatedTrainer(ServerlessTrainer):
             log.debug("no gradients to drop: %s", error)
         self._tally.clear()
 
+    async def publish(self, name: str) -> Snapshot:
+        try:
+            return await super().publish(name)
+        except (Exception, asyncio.CancelledError):
+            self._given_up.set()  # its thread may go on
+            raise
+
+    def _publish_timeout(self) -> float:
+        return super()._publish_timeout() + self._config.deployment_resource.hotload_timeout
+
     def _publish(self, name: str) -> Snapshot:
         """Save, load onto the deployment, and see that it is served.
 
@@ -196,7 +216,7 @@ class DedicatedTrainer(ServerlessTrainer):
                     name, checkpoint_type="delta" if delta else "base"
                 )
             timeout = self._config.deployment_resource.hotload_timeout
-            self._hotloader.load(saved.snapshot_name, previous, timeout)
+            self._hotloader.load(saved.snapshot_name, previous, timeout, self._given_up.is_set)
             self._served = saved.snapshot_name
             if self._handle is None:
                 self._handle = self._hotloader.sampler_handle()
@@ -241,9 +261,13 @@ class DedicatedTrainer(ServerlessTrainer):
                 f"{found.identity or 'the base model'}, not {served}"
             )
 
+    async def close(self) -> None:
+        self._given_up.set()
+        await super().close()
+
     def _close(self) -> None:
         try:
-            self._client.unload_model().result(timeout=10)
+            self._client.unload_model().result(timeout=UNLOAD_TIMEOUT)
         except Exception as error:
             # The job may be gone already; if it isn't, the next holder unloads the model.
             log.info("unloading %s: %s", self._client.model_id, describe(error))
@@ -258,27 +282,48 @@ def _shut_out(
     holder: Holder,
     config: RunConfig,
     resources: ResourceRecord,
+    store: ArtifactStore,
 ) -> None:
     """See that an earlier holder has no hand in what is trained from now on.
 
-    Raises TrainerUnavailableError where its model can't be unloaded and that matters. The run's own
-    job is deleted then: no model outlives it, and the next lease gets another job.
-    """
-    from fireworks.training.sdk import TrainerJobManager
+    Its running operation is waited for, over several leases if need be. Where unloading is refused,
+    or nothing can take so long any more, the run's own job is deleted: no model outlives it, and
+    the next lease gets another job.
 
+    Raises:
+        TrainerCapacityError: it still finishes an operation. Worth waiting for.
+        TrainerUnavailableError: its model can't be unloaded, and that matters.
+        TrainerClosedError: the account may not train.
+    """
+    asked = holder.unload_asked or time.time()
+    what = f"model {holder.model_id} of an earlier lease isn't unloaded"
     try:
         _unload(service, holder)
+        return
     except Exception as error:
         if config.lora_rank:  # an adapter of its own: it is only in the way
-            log.warning("%s doesn't unload: %s", holder.model_id, describe(error))
+            log.warning("%s: %s", what, describe(error))
             return
+        reason = translated(error, what, config.api_key_env, opening=True)
+        if isinstance(reason, TrainerClosedError):
+            raise reason from error
+        refused = isinstance(reason, TrainerRejectedError)
+        if not refused and time.time() - asked < RESULT_TIMEOUT:
+            record_holder(store, holder.model_copy(update={"unload_asked": asked}))
+            if isinstance(error, TimeoutError):
+                reason = TrainerCapacityError(f"{what}: it still finishes an operation")
+            raise reason from error
         if resources.own_job:
-            log.warning("job %s is replaced: %s", resources.job_id, describe(error))
-            with TrainerJobManager(api_key=api_key(config), base_url=api_root(config)) as jobs:
-                jobs.delete(resources.job_id)
-        raise TrainerUnavailableError(
-            f"model {holder.model_id} of an earlier lease doesn't unload: {describe(error)}"
-        ) from error
+            _delete_job(config, resources.job_id, reason)
+        raise TrainerUnavailableError(str(reason)) from error
+
+
+def _delete_job(config: RunConfig, job_id: str, reason: TrainerError) -> None:
+    from fireworks.training.sdk import TrainerJobManager
+
+    log.warning("job %s is replaced: %s", job_id, reason)
+    with TrainerJobManager(api_key=api_key(config), base_url=api_root(config)) as jobs:
+        jobs.delete(job_id)
 
 
 def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
@@ -286,7 +331,8 @@ def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
     refused.
 
     Raises:
-        TrainerError: it may still live.
+        TimeoutError: an operation of its may still run.
+        Exception: of the SDK's; it may still live.
     """
     from fireworks.training.sdk import APIStatusError, FiretitanTrainingClient
 
@@ -294,9 +340,7 @@ def _unload(service: "FiretitanServiceClient", holder: Holder) -> None:
         holder=service.holder, model_seq_id=0, model_id=holder.model_id
     )
     try:
-        client.unload_model().result(timeout=UNLOAD_TIMEOUT)
+        client.unload_model().result(timeout=SHUT_OUT_TIMEOUT)
     except APIStatusError as error:
         if error.status_code not in (404, 410):  # gone already, or its process is
             raise
-    except TimeoutError as error:
-        raise TrainerError(f"model {holder.model_id} doesn't unload") from error

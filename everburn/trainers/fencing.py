@@ -6,6 +6,7 @@ to what it computed when it was saved. Owns both records. Doesn't own leases (le
 snapshot is served (hotload.py).
 """
 
+import asyncio
 import hashlib
 
 from pydantic import BaseModel, ConfigDict
@@ -14,7 +15,7 @@ from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.store import ArtifactStore, when_there_is_space
 from everburn.trainers import Trainer, TrainerStateLostError
-from everburn.trainers.agreement import BEFORE_ANY_COMPLETION, mean_gap
+from everburn.trainers.agreement import BEFORE_ANY_COMPLETION, LONGEST, mean_gap
 
 HOLDERS = "holders"
 FINGERPRINTS = "fingerprints"
@@ -25,13 +26,15 @@ and passes unseen."""
 
 
 class Holder(BaseModel):
-    """A model that a lease trained or trains."""
+    """A model that a lease trained or trains. unload_asked: when a later one first asked in vain
+    for its unloading, in seconds since the epoch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epoch: int
     job_id: str
     model_id: str
+    unload_asked: float | None = None
 
 
 class Fingerprint(BaseModel):
@@ -59,7 +62,9 @@ def earlier_holders(store: ArtifactStore, job_id: str, epoch: int) -> list[Holde
 
 async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
     """Keep what the state that has just been saved computes."""
-    tokens = recorded_tokens(store) or BEFORE_ANY_COMPLETION
+    # In a thread: the run may have tens of thousands of groups, and the loop heartbeats the lease.
+    recorded = await asyncio.to_thread(recorded_tokens, store)
+    tokens = recorded or BEFORE_ANY_COMPLETION
     (logprobs,) = await trainer.forward([tokens])
     fingerprint = Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs)
     await when_there_is_space(put_fingerprint, store, fingerprint)
@@ -75,7 +80,7 @@ async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: 
     Raises:
         TrainerStateLostError: it holds something else.
     """
-    found = store.find_json(_key(checkpoint))
+    found = await asyncio.to_thread(store.find_json, _key(checkpoint))
     if found is None:
         return
     fingerprint = Fingerprint.model_validate(found)
@@ -89,10 +94,10 @@ async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: 
 
 
 def recorded_tokens(store: ArtifactStore) -> list[int] | None:
-    """Those of the run's first completion that is recorded."""
+    """Those of the run's first completion that is recorded, as far as they are cheap to score."""
     for key in store.keys("groups"):
         for member in GroupManifest.model_validate(store.get_json(key)).members:
-            return list(read_rollout(store, member.stored)[1].segments[0].tokens)
+            return list(read_rollout(store, member.stored)[1].segments[0].tokens[:LONGEST])
     return None
 
 

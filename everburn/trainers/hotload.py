@@ -5,7 +5,7 @@ where it fails. Doesn't own what is in a snapshot or how a deployment comes to b
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,10 +44,17 @@ class Hotloader:
         self._config = config
         self.deployment_id = deployment_id
 
-    def load(self, identity: str, previous: str | None, timeout: float) -> None:
+    def load(
+        self,
+        identity: str,
+        previous: str | None,
+        timeout: float,
+        given_up: Callable[[], bool],
+    ) -> None:
         """Return once the deployment serves the snapshot. Blocks.
 
-        previous: the snapshot that a delta builds on; None if `identity` is whole.
+        previous: the snapshot that a delta builds on; None if `identity` is whole. given_up: asked
+        before each request; where it says so, none is sent.
 
         Raises:
             TrainerStateLostError: it can't, or not within `timeout` seconds; in the server's words.
@@ -56,7 +63,7 @@ class Hotloader:
         deadline = time.monotonic() + timeout
         wait = FIRST_LOOK
         with self._manager() as manager:
-            self._ask(manager, identity, previous, deadline)
+            self._ask(manager, identity, previous, deadline, given_up)
             while True:
                 found = self._look(manager, identity)
                 if found.ready and found.identity == identity:
@@ -95,7 +102,12 @@ class Hotloader:
             client.close()
 
     def _ask(
-        self, manager: "DeploymentManager", identity: str, previous: str | None, deadline: float
+        self,
+        manager: "DeploymentManager",
+        identity: str,
+        previous: str | None,
+        deadline: float,
+        given_up: Callable[[], bool],
     ) -> None:
         """Send the request, again for as long as the deployment isn't ready for one."""
         import httpx
@@ -107,6 +119,8 @@ class Hotloader:
             "checksum_format": DEFAULT_CHECKSUM_FORMAT,
         }
         while True:
+            if given_up():
+                raise TrainerStateLostError(f"{identity} isn't loaded: its lease has ended")
             try:
                 manager.hotload(
                     self.deployment_id,

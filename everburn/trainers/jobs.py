@@ -6,7 +6,7 @@ what a run may have is in its record before it is made. Doesn't own the waiting 
 workflow) or what is trained (dedicated.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -75,20 +75,32 @@ class RunResources:
         return found
 
     def clean_up(self) -> str:
-        """Give back what the run made, as its configuration says; returns what was done.
+        """Give back what the run made, as its configuration says; returns what was done. What can't
+        be given back keeps nothing else.
 
         Raises:
-            TrainerUnavailableError: something couldn't be given back yet.
+            TrainerUnavailableError: something couldn't be given back yet; says what, and what was.
         """
         record = find_resources(self._store)
         if record is None:
             return "nothing was made"
+        done: list[str] = []
+        failed: list[str] = []
         with _managers(self._config) as (jobs, deployments):
-            done = [
-                self._clean_up_deployment(deployments, record),
-                self._clean_up_job(jobs, record),
-            ]
-        return "; ".join(done)
+            both: dict[str, Callable[[], str]] = {
+                _deployment(record): lambda: self._clean_up_deployment(deployments, record),
+                _job(record): lambda: self._clean_up_job(jobs, record),
+            }
+            for what, clean_up in both.items():
+                try:
+                    with _translated(what, self._config):
+                        done.append(clean_up())
+                except TrainerError as error:
+                    failed.append(str(error))
+        text = "; ".join([*failed, *done])
+        if failed:
+            raise TrainerUnavailableError(text)
+        return text
 
     def _record(self) -> ResourceRecord:
         found = find_resources(self._store)
@@ -122,7 +134,7 @@ class RunResources:
             job = jobs.try_get(record.job_id)
         if job is None:
             return self._create_job(jobs, record)
-        what, state = f"trainer job {record.job_id}", str(job.get("state", ""))
+        what, state = _job(record), str(job.get("state", ""))
         if state in GONE:
             raise TrainerRejectedError(
                 f"{what}, to which trainer.job_id attaches, was deleted: name another, or none"
@@ -170,10 +182,10 @@ class RunResources:
                 hot_load_deployment_id=record.deployment_id if per_deployment else None,
             )
         )
-        return Readiness("starting", f"trainer job {record.job_id}: created")
+        return Readiness("starting", f"{_job(record)}: created")
 
     def _clean_up_job(self, jobs: "TrainerJobManager", record: ResourceRecord) -> str:
-        what = f"trainer job {record.job_id}"
+        what = _job(record)
         if not record.own_job or self._config.trainer_resource.cleanup == "keep":
             return f"{what} is kept, and stops by itself when it is idle"
         job = jobs.try_get(record.job_id)
@@ -194,7 +206,7 @@ class RunResources:
         record: ResourceRecord,
         trainer: str | None,
     ) -> Readiness:
-        what = f"deployment {record.deployment_id}"
+        what = _deployment(record)
         found = deployments.get(record.deployment_id)
         if found is None or (found.state in BROKEN_DEPLOYMENT and record.own_deployment):
             found = self._create_deployment(jobs, deployments, record, trainer)
@@ -271,7 +283,7 @@ class RunResources:
         ]
 
     def _clean_up_deployment(self, deployments: "DeploymentManager", record: ResourceRecord) -> str:
-        what = f"deployment {record.deployment_id}"
+        what = _deployment(record)
         cleanup = self._config.deployment_resource.cleanup
         if not record.own_deployment or cleanup == "keep":
             return f"{what} is kept, and costs as long as it has replicas"
@@ -307,7 +319,7 @@ def _update(deployments: "DeploymentManager", deployment: str, changes: list[_Ch
 def _managers(
     config: RunConfig,
 ) -> "Iterator[tuple[TrainerJobManager, DeploymentManager]]":
-    """The SDK's managers, and their errors as ours."""
+    """The SDK's managers; their errors become ours."""
     from fireworks.training.sdk import DeploymentManager, TrainerJobManager
 
     root = api_root(config)
@@ -315,18 +327,32 @@ def _managers(
         check_reachable(root)
     except UnreachableError as error:
         raise TrainerUnavailableError(str(error)) from error
-    try:
+    with _translated(f"the control plane at {root}", config):
         key = api_key(config)
         with (
             TrainerJobManager(api_key=key, base_url=root) as jobs,
             DeploymentManager(api_key=key, base_url=root) as deployments,
         ):
             yield jobs, deployments
+
+
+@contextmanager
+def _translated(operation: str, config: RunConfig) -> Iterator[None]:
+    """The SDK's errors as ours: see errors.py."""
+    try:
+        yield
     except TrainerError:
         raise
     except Exception as error:
-        operation = f"the control plane at {root}"
         raise translated(error, operation, config.api_key_env, opening=True) from error
+
+
+def _job(record: ResourceRecord) -> str:
+    return f"trainer job {record.job_id}"
+
+
+def _deployment(record: ResourceRecord) -> str:
+    return f"deployment {record.deployment_id}"
 
 
 def _said(job: dict[str, Any]) -> str:

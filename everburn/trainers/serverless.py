@@ -38,6 +38,7 @@ from everburn.trainers import (
 from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.custom_loss import CustomLoss
 from everburn.trainers.errors import QUOTA_PATIENCE, describe, translated
+from everburn.trainers.opening import opened
 from everburn.trainers.promotion import promote
 from everburn.trainers.tally import Tally
 
@@ -53,6 +54,9 @@ RESULT_TIMEOUT = 3600.0
 """Seconds for the result of one request, which the SDK polls for ever."""
 PUBLISH_TIMEOUT = 900.0
 """Seconds for a snapshot to be saved and known to samplers."""
+UNLOAD_TIMEOUT = 10.0
+"""Seconds for a model to be unloaded when its session is given back. The SDK first waits for the
+operations that are in flight."""
 SERVED_TIMEOUT = 120.0
 """Seconds for a sampler to answer for a snapshot."""
 SERVED_INTERVAL = 1.0
@@ -84,7 +88,7 @@ class ServerlessTrainer:
             TrainerUnfitError: the session can't do what the configuration asks for.
         """
         try:
-            return await asyncio.wait_for(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
+            return await opened(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
         except TimeoutError:
             raise TrainerUnavailableError(
                 f"no training session for {config.base_model} within {OPEN_TIMEOUT:g} s"
@@ -173,7 +177,11 @@ class ServerlessTrainer:
 
     async def publish(self, name: str) -> Snapshot:
         with self._translated("save_weights_for_sampler"):
-            return await asyncio.wait_for(asyncio.to_thread(self._publish, name), PUBLISH_TIMEOUT)
+            publishing = asyncio.to_thread(self._publish, name)
+            return await asyncio.wait_for(publishing, self._publish_timeout())
+
+    def _publish_timeout(self) -> float:
+        return PUBLISH_TIMEOUT
 
     def _publish(self, name: str) -> Snapshot:
         path = self._client.save_weights_for_sampler(name).result().path
@@ -267,11 +275,14 @@ class ServerlessTrainer:
     def _close(self) -> None:
         session = self.session
         try:
-            self._client.unload_model().result(timeout=10)
+            self._client.unload_model().result(timeout=UNLOAD_TIMEOUT)
+        except Exception as error:
+            # It goes with its session, and may be gone already.
+            log.info("unloading the model of session %s: %s", session, describe(error))
+        try:
             self._service.delete_training_session()
         except Exception as error:
-            # The session may be gone already, which is what closing wants.
-            log.info("ending session %s: %s", session, describe(error))
+            log.warning("session %s isn't given back: %s", session, describe(error))
         _close_quietly(self._service)
 
     async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:

@@ -1,7 +1,3 @@
-import os
-
-os.environ["TINKER_TELEMETRY"] = "0"
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

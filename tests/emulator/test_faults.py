@@ -154,6 +154,13 @@ def test_faults_hit_the_requests_they_are_planned_for(
     assert statuses == [200, 404, 404, 200, 200]
 
 
+def test_a_look_at_an_operation_is_no_request_of_it(emulator: RunningEmulator) -> None:
+    before = emulator.arrivals("optim_step")
+    emulator.plan_fault("optim_step", "status")
+    assert emulator.arrivals("optim_step") == before
+    assert len(emulator.admin("GET", "faults")["faults"]) == 1
+
+
 @pytest.mark.parametrize(
     ("fault", "complaint"),
     [

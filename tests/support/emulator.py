@@ -56,6 +56,11 @@ class RunningEmulator:
     def plan_fault(self, operation: str, kind: str, **details: Any) -> None:
         self.admin("POST", "faults", {"operation": operation, "kind": kind, **details})
 
+    def arrivals(self, operation: str) -> list[float]:
+        """When the last requests of an operation came, however answered."""
+        seconds: list[float] = self.admin("GET", f"arrivals/{operation}")["seconds"]
+        return seconds
+
     def model_state(self, model_id: str) -> dict[str, Any]:
         """Counts of one model's operations."""
         for session in self.admin("GET", "state")["sessions"].values():

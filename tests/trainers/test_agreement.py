@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from everburn.config import ConfigError, forked, reconfigured
 from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import prepare_submission
 from everburn.refs import GroupKey, group_key, rollout_key
@@ -51,8 +52,17 @@ async def test_stale_weights_are_found(
     emulator.plan_fault("save_weights_for_sampler", "stale_weights")
     await train(trainer)
     stale = await trainer.publish("policy-0001-e1")
-    with pytest.raises(PublicationMismatchError, match=r"policy-0001-e1.* over 4 tokens"):
+    with pytest.raises(PublicationMismatchError, match=r"policy-0001-e1.* over 4 tokens") as caught:
         await check_served(trainer, stale, TOKENS, 2, 0.002)
+    assert "only a fork can tolerate more" in str(caught.value)
+
+
+def test_only_a_fork_can_tolerate_more() -> None:
+    """The refusal names it."""
+    config = a_config("http://127.0.0.1:1")
+    assert forked(config, config.model_dump(mode="json") | {"publication_tolerance": 0.5})
+    with pytest.raises(ConfigError, match="publication_tolerance can't change while a run goes on"):
+        reconfigured(config, {"publication_tolerance": 0.5})
 
 
 async def test_the_probe_leaves_gradients_and_weights_alone(

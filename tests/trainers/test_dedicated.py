@@ -1,23 +1,38 @@
 """A dedicated session through the unmodified SDK: opened, published, fenced."""
 
+import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
 from activities.trainer_operations import load_checkpoint, save_checkpoint
 from everburn.emulator.base_model import TINY
-from everburn.provisioning import find_resources
+from everburn.learning.rollout_file import write_rollout
+from everburn.provisioning import ResourceRecord, find_resources
+from everburn.refs import GroupKey, group_key, rollout_key
+from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.run_folder import stored_config
+from everburn.store import ArtifactStore
 from everburn.trainers import (
     PromotionError,
+    TrainerCapacityError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
+    dedicated,
+    fencing,
+    serverless,
 )
 from everburn.trainers.fencing import (
     Fingerprint,
     check_fingerprint,
+    earlier_holders,
     put_fingerprint,
     record_fingerprint,
 )
@@ -25,7 +40,9 @@ from everburn.trainers.lease import Lease
 from support.emulator import RunningEmulator, running_emulator
 from support.full_disk import FullDisk
 from support.places import Place
+from support.records import a_group, a_member, a_record
 from support.sessions import ADAM, a_datum
+from support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +64,12 @@ async def place(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Plac
     assert place.resources.advance().stage == "ready"
     yield place
     place.resources.clean_up()
+
+
+def record_of(place: Place) -> ResourceRecord:
+    record = find_resources(place.store)
+    assert record is not None
+    return record
 
 
 async def test_what_is_published_is_served(place: Place) -> None:
@@ -130,14 +153,63 @@ async def test_a_job_whose_old_model_does_not_unload_is_replaced(
         await place.open(2)
     while place.resources.advance().stage != "ready":
         pass
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     assert record.job_id == f"{record.name}-2"
     third = await place.open(3)
     await third.load_checkpoint(start)
     await third.publish("policy-0000-e3")
     await third.probe()
     for trainer in (first, third):
+        await trainer.close()
+
+
+@pytest.fixture
+def unloads_late(emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next model to be unloaded still has something to finish."""
+    monkeypatch.setattr(dedicated, "SHUT_OUT_TIMEOUT", 0.2)
+    emulator.plan_fault("unload_model", "delay", seconds=1)
+
+
+@pytest.mark.usefixtures("unloads_late")
+async def test_an_operation_that_an_earlier_holder_has_begun_is_waited_for(place: Place) -> None:
+    first = await place.open(1)
+    with pytest.raises(TrainerCapacityError, match="still finishes an operation"):
+        await place.open(2)
+    assert place.resources.advance().stage == "ready"
+    second = await place.open(2)
+    for trainer in (first, second):
+        assert trainer.session.startswith(f"{record_of(place).name}/")
+        await trainer.close()
+
+
+@pytest.mark.usefixtures("unloads_late")
+async def test_an_operation_that_never_ends_costs_the_job(
+    emulator: RunningEmulator, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await place.open(1)
+    with pytest.raises(TrainerCapacityError):
+        await place.open(2)
+    (holder,) = earlier_holders(place.store, record_of(place).job_id, 2)
+    assert holder.unload_asked is not None
+    monkeypatch.setattr(dedicated, "RESULT_TIMEOUT", time.time() - holder.unload_asked)
+    emulator.plan_fault("unload_model", "delay", seconds=1)
+    with pytest.raises(TrainerUnavailableError) as caught:
+        await place.open(2)
+    assert type(caught.value) is TrainerUnavailableError
+    assert emulator.emulator.managed.job(record_of(place).job_id).state == "JOB_STATE_DELETED"
+    await first.close()
+
+
+async def test_a_service_that_fails_to_unload_is_asked_again(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    first = await place.open(1)
+    emulator.plan_fault("retrieve_future", "status", status=410)
+    with pytest.raises(TrainerUnavailableError):
+        await place.open(2)
+    second = await place.open(2)
+    assert second.session.startswith(f"{record_of(place).name}/")
+    for trainer in (first, second):
         await trainer.close()
 
 
@@ -174,14 +246,58 @@ async def test_a_publication_has_a_deadline(emulator: RunningEmulator, tmp_path:
     place.resources.clean_up()
 
 
+async def test_a_hotload_may_take_longer_than_a_publication_without_one(
+    emulator: RunningEmulator, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.5)
+    emulator.admin("POST", "hotload", {"seconds": 0.8})
+    trainer = await place.open(1)
+    await trainer.publish("policy-0000-e1")
+    await trainer.probe()
+    await trainer.close()
+
+
+@pytest.mark.parametrize("ended", ["in vain", "by its lease"])
+async def test_a_publication_that_was_given_up_loads_nothing(
+    emulator: RunningEmulator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ended: Literal["in vain", "by its lease"],
+) -> None:
+    """Its thread goes on, and what it has saved may come after the next lease's snapshot."""
+    place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.1})
+    assert place.resources.advance().stage == "ready"
+    record = record_of(place)
+    trainer = await place.open(1)
+    before = emulator.arrivals("hot_load")
+    threads = ThreadPoolExecutor()
+    asyncio.get_running_loop().set_default_executor(threads)
+    emulator.plan_fault("save_weights_for_sampler", "delay", seconds=0.5)
+    if ended == "in vain":
+        monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.1)
+        with pytest.raises(TrainerStateLostError, match="no result in time"):
+            await trainer.publish("policy-0000-e1")
+    else:
+        publishing = asyncio.ensure_future(trainer.publish("policy-0000-e1"))
+        await until(lambda: not emulator.admin("GET", "faults")["faults"])
+        await trainer.close()
+        with pytest.raises(TrainerStateLostError, match="its lease has ended"):
+            await publishing
+    threads.shutdown()  # once its thread has ended
+    assert len(emulator.emulator.managed.exports(record.job_id)) == 1
+    assert emulator.arrivals("hot_load") == before
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+    await trainer.close()
+    place.resources.clean_up()
+
+
 async def test_another_snapshot_in_the_place_of_the_sessions_is_noticed(place: Place) -> None:
     from fireworks.training.sdk import DeploymentManager
 
     trainer = await place.open(1)
     first = await trainer.publish("policy-0000-e1")
     await trainer.publish("policy-0001-e1")
-    resources = find_resources(place.store)
-    assert resources is not None
+    resources = record_of(place)
     with DeploymentManager(api_key="fw_local", base_url=place.config.base_url or "") as manager:
         manager.hotload(resources.deployment_id, TINY, first.path)
     with pytest.raises(TrainerStateLostError, match=r"serves policy-0000-e1-.*, not policy-0001"):
@@ -225,6 +341,66 @@ async def test_the_initial_state_is_known_again_or_its_loading_fails(place: Plac
     await trainer.close()
 
 
+async def test_the_store_is_read_beside_the_loop_that_heartbeats(
+    emulator: RunningEmulator, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run has tens of thousands of groups, an object store takes seconds to list them, and a
+    lease whose heartbeats stop for three is given up."""
+    job = {"job_id": record_of(place).job_id}  # that of another, on which most is looked at
+    attached = Place(emulator, tmp_path / "attached", trainer=job)
+    assert attached.resources.advance().stage == "ready"
+    stored_config(attached.run)  # once per process
+    here: list[str] = []
+    beside: list[str] = []
+    loop = threading.get_ident()
+    for method in ("keys", "get", "exists"):
+        original = getattr(ArtifactStore, method)
+
+        def watched(
+            store: ArtifactStore, what: str, method: str = method, original: Any = original
+        ) -> Any:
+            (here if threading.get_ident() == loop else beside).append(f"{method} {what}")
+            return original(store, what)
+
+        monkeypatch.setattr(ArtifactStore, method, watched)
+    trainer = await attached.open(1)
+    lease, ref = Lease(1, trainer), LeaseRef(run=attached.run, epoch=1)
+    order = SaveCheckpoint(lease=ref, step=0, version=0, name="state-0")
+    saved = await save_checkpoint(lease, order)
+    await load_checkpoint(lease, LoadCheckpoint(lease=ref, step=0, path=saved.path))
+    await trainer.close()
+    assert {"get provisioning.json", "keys checkpoints", "keys groups"} <= set(beside)
+    assert not here
+    attached.resources.clean_up()
+
+
+async def test_a_state_is_known_by_as_much_of_a_completion_as_is_cheap_to_score(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "LONGEST", 4)
+    tokens = [2, 3, 4, 5, 6, 7]
+    record_completion(place.store, tokens)
+    trainer = await place.open(1)
+    await record_fingerprint(place.store, trainer, "c")
+    (key,) = place.store.keys("fingerprints")
+    assert Fingerprint.model_validate(place.store.get_json(key)).tokens == tokens[:4]
+    await check_fingerprint(place.store, trainer, "c")
+    # One of an older version, which took the completion whole.
+    (logprobs,) = await trainer.forward([tokens])
+    put_fingerprint(place.store, Fingerprint(checkpoint="c", tokens=tokens, logprobs=logprobs))
+    await check_fingerprint(place.store, trainer, "c")
+    await trainer.close()
+
+
+def record_completion(store: ArtifactStore, tokens: list[int]) -> None:
+    key, count = GroupKey(cursor=3), len(tokens)
+    mask = [0, *[1] * (count - 1)]
+    run = RolloutRun([RolloutSample(tokens, [0.0] * count, mask, 1.0)])
+    stored = write_rollout(store, rollout_key(key, 0), a_record(cursor=3), run)
+    group = a_group(key, [a_member(stored, tokens=count, trained_tokens=count - 1)])
+    store.put_json(group_key(key), group.model_dump(mode="json"))
+
+
 # The job and the deployment
 
 
@@ -239,13 +415,40 @@ def test_looking_again_makes_nothing_twice(emulator: RunningEmulator, tmp_path: 
     assert place.resources.clean_up() == place.resources.clean_up()
 
 
+@pytest.mark.parametrize("looks", [0, 1])  # what fails is the look at it, or its deletion
+def test_a_deployment_that_can_not_be_given_back_keeps_no_job(
+    emulator: RunningEmulator, tmp_path: Path, looks: int
+) -> None:
+    place = Place(emulator, tmp_path)
+    assert place.resources.advance().stage == "ready"
+    record = record_of(place)
+    emulator.plan_fault(record.deployment_id, "status", status=400, after=looks)
+    done = f"trainer job {record.job_id} is deleted"
+    with pytest.raises(TrainerUnavailableError, match=rf"^deployment {record.name}.*; {done}$"):
+        place.resources.clean_up()
+    assert emulator.emulator.managed.job(record.job_id).state == "JOB_STATE_DELETED"
+    assert place.resources.clean_up() == f"deployment {record.deployment_id} is deleted; {done}"
+
+
+def test_what_can_not_be_given_back_is_named(emulator: RunningEmulator, tmp_path: Path) -> None:
+    place = Place(emulator, tmp_path)
+    assert place.resources.advance().stage == "ready"
+    record = record_of(place)
+    assert record.job_id == record.deployment_id  # a look at each fails
+    emulator.plan_fault(record.name, "status", status=400, count=2)
+    refused = rf"{record.name}: .*HTTP 400.*"
+    both = rf"^deployment {refused}; trainer job {refused}$"
+    with pytest.raises(TrainerUnavailableError, match=both):
+        place.resources.clean_up()
+    place.resources.clean_up()
+
+
 def test_a_deleted_job_is_followed_by_another(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
     place.resources.advance()
     place.resources.clean_up()
     assert place.resources.advance().stage == "ready"
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     assert record.job_id == f"{record.name}-2"
     place.resources.clean_up()
 
@@ -258,8 +461,7 @@ def test_a_deployment_follows_the_run_to_its_next_job(
     place.resources.clean_up()
     while place.resources.advance().stage != "ready":
         pass
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     (deployment,) = (
         each
         for each in emulator.emulator.managed.deployments()
@@ -274,8 +476,7 @@ def test_a_stopped_job_is_resumed_and_its_end_is_told(
 ) -> None:
     place = Place(emulator, tmp_path, lora_rank=4)
     place.resources.advance()
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     emulator.admin(
         "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_CANCELLED", "message": "idle"}
     )
@@ -289,8 +490,7 @@ def test_a_stopped_job_is_resumed_and_its_end_is_told(
 def test_the_deployment_may_own_the_snapshots(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, deployment={"weight_sync_scope": "per_deployment"})
     assert place.resources.advance().stage == "ready"
-    record = find_resources(place.store)
-    assert record is not None
+    record = record_of(place)
     job = emulator.emulator.managed.job(record.job_id)
     assert job.request["hotLoadDeploymentId"] == record.deployment_id
     place.resources.clean_up()

@@ -112,17 +112,12 @@ async def test_a_rate_limit_is_waited_for_in_place(
 ) -> None:
     """A submission for as long as the service says; polling waits for a second first, whatever the
     service says, and twice as long each time after that."""
-    before = max(arrivals(emulator, operation), default=0.0)
+    before = max(emulator.arrivals(operation), default=0.0)
     emulator.plan_fault(operation, "status", status=429, retry_after=2)
     gradients = await trainer.forward_backward([a_datum()], "grpo", {})
     assert "loss:sum" in gradients.metrics
-    refused, again, *_ = [at for at in arrivals(emulator, operation) if at > before]
+    refused, again, *_ = [at for at in emulator.arrivals(operation) if at > before]
     assert again - refused >= waited
-
-
-def arrivals(emulator: RunningEmulator, operation: str) -> list[float]:
-    seconds: list[float] = emulator.admin("GET", f"arrivals/{operation}")["seconds"]
-    return seconds
 
 
 async def test_a_client_that_a_refusal_has_poisoned_says_so(

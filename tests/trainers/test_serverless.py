@@ -1,5 +1,6 @@
 """A training session through the unmodified SDK, against the emulator."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -9,10 +10,12 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
+    serverless,
 )
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum
+from support.waiting import until
 from workers.ports import free_port
 
 
@@ -100,6 +103,21 @@ async def test_a_session_that_expired_is_lost(
         await trainer.probe()
     with pytest.raises(TrainerStateLostError):
         await trainer.forward_backward([a_datum()], "grpo", {})
+
+
+async def test_a_session_is_given_back_also_while_an_operation_is_in_flight(
+    emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serverless, "UNLOAD_TIMEOUT", 0.2)
+    session = await ServerlessTrainer.open(a_config(emulator.base_url))
+    assert session.session in emulator.admin("GET", "state")["sessions"]
+    emulator.plan_fault("retrieve_future", "delay", seconds=2)
+    gradients = asyncio.ensure_future(session.forward_backward([a_datum()], "grpo", {}))
+    await until(lambda: not emulator.admin("GET", "faults")["faults"])
+    await session.close()
+    assert session.session not in emulator.admin("GET", "state")["sessions"]
+    with pytest.raises(TrainerStateLostError):
+        await gradients
 
 
 async def test_nothing_listens_there() -> None:
