@@ -1,5 +1,6 @@
-"""What any test may need: a Temporal server, an emulator, and a tokenizer."""
+"""What any test may need: a Temporal server, an emulator, an address of nobody, and a tokenizer."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,14 @@ def emulator(shared_emulator: "RunningEmulator") -> Iterator["RunningEmulator"]:
     """A running emulator, without planned faults."""
     yield shared_emulator
     shared_emulator.admin("DELETE", "faults")
+
+
+@pytest.fixture
+def dead_url() -> Iterator[str]:
+    """Where nobody listens, and nobody can begin to: the port is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture(scope="session")

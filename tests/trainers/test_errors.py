@@ -1,7 +1,6 @@
 """Each row of the table of errors, shown by a fault of the emulator through the unmodified SDK."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -197,12 +196,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_base_client, delay, 0.01)
 
 
-async def test_a_service_that_is_down_is_unavailable() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and nobody listens
-        config = a_config(f"http://127.0.0.1:{unused.getsockname()[1]}")
-        with pytest.raises(TrainerUnavailableError, match="nothing answers") as caught:
-            await ServerlessTrainer.open(config)
+async def test_a_service_that_is_down_is_unavailable(dead_url: str) -> None:
+    with pytest.raises(TrainerUnavailableError, match="nothing answers") as caught:
+        await ServerlessTrainer.open(a_config(dead_url))
     assert type(caught.value) is TrainerUnavailableError
 
 

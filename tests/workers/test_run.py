@@ -40,7 +40,7 @@ async def evaluate(step, rollout_fn):
 """
 
 
-def config(everburn: Everburn, rollout: str) -> str:
+def config(everburn: Everburn, dead_url: str, rollout: str) -> str:
     """A run of a service that isn't there; it gets no further than its rollout function."""
     values = {
         "rollout": rollout,
@@ -49,15 +49,17 @@ def config(everburn: Everburn, rollout: str) -> str:
         "tokenizer_model": "some/tokenizer",
         "lora_rank": 8,
         "backend": "serverless",
-        "base_url": "http://127.0.0.1:9/training/v1/serverless",
+        "base_url": f"{dead_url}/training/v1/serverless",
     }
     (everburn.folder / "few.py").write_text(TASK)
     (everburn.folder / "few.json").write_text(json.dumps(values))
     return "few.json"
 
 
-def test_a_run_that_fails_says_how_and_leaves_nothing_running(everburn: Everburn) -> None:
-    path = config(everburn, rollout="absent_task:make_rollout_fn")
+def test_a_run_that_fails_says_how_and_leaves_nothing_running(
+    everburn: Everburn, dead_url: str
+) -> None:
+    path = config(everburn, dead_url, rollout="absent_task:make_rollout_fn")
     done = everburn("run", path, "--id", "first", *free_ports(), **KEY)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
