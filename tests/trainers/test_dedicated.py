@@ -128,8 +128,7 @@ async def test_a_job_whose_old_model_does_not_unload_is_replaced(
     emulator.plan_fault("unload_model", "status", status=400)
     with pytest.raises(TrainerUnavailableError):
         await place.open(2)
-    while place.resources.advance().stage != "ready":
-        pass
+    place.make_ready()
     record = find_resources(place.store)
     assert record is not None
     assert record.job_id == f"{record.name}-2"
@@ -256,8 +255,7 @@ def test_a_deployment_follows_the_run_to_its_next_job(
     place = Place(emulator, tmp_path, deployment={"cleanup": "scale_to_zero"})
     place.resources.advance()
     place.resources.clean_up()
-    while place.resources.advance().stage != "ready":
-        pass
+    place.make_ready()
     record = find_resources(place.store)
     assert record is not None
     (deployment,) = (
