@@ -1,4 +1,4 @@
-"""What any test may need: a Temporal server, an emulator, an address of nobody, and a tokenizer."""
+"""What any test may need: servers, or the address of nobody, and a tokenizer."""
 
 import socket
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from support.temporal import running_temporal
 from workers.exits import leave
 
 if TYPE_CHECKING:
+    from support.command_line import Everburn
     from support.emulator import RunningEmulator
 
 ENDING = pytest.StashKey[int]()
@@ -49,6 +50,16 @@ def emulator(shared_emulator: "RunningEmulator") -> Iterator["RunningEmulator"]:
     """A running emulator, without planned faults."""
     yield shared_emulator
     shared_emulator.admin("DELETE", "faults")
+
+
+@pytest.fixture(scope="session")
+def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Everburn"]:
+    """`everburn` where a local stack is up, for tests of which it isn't the subject. Each test has
+    files and runs of its own names there."""
+    from support.stacks import running_stack
+
+    with running_stack(tmp_path_factory.mktemp("stack").resolve()) as everburn:
+        yield everburn
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ class Everburn:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: list[subprocess.Popen[str]] = []
+        self._output: Path | None = None
 
     def __call__(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run a command to its end."""
@@ -36,8 +37,9 @@ class Everburn:
         )
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        """Start a command; its output goes to `output.txt`."""
-        with (self.folder / "output.txt").open("w") as output:
+        """Start a command; its output goes to a file of its own."""
+        self._output = self.folder / f"output-{len(self._started)}.txt"
+        with self._output.open("w") as output:
             process = subprocess.Popen(
                 self._command(*arguments),
                 cwd=self.folder,
@@ -53,7 +55,9 @@ class Everburn:
 
     @property
     def output(self) -> str:
-        return (self.folder / "output.txt").read_text()
+        """Of the command that was started last."""
+        assert self._output is not None
+        return self._output.read_text()
 
     def told(self) -> str:
         """The output, and the end of each log of the stack, for the person who reads a failure."""
