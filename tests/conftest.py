@@ -63,6 +63,14 @@ def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Everburn
 
 
 @pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK tries again without waiting."""
+    from support.retries import hurry
+
+    hurry(monkeypatch)
+
+
+@pytest.fixture
 def dead_url() -> Iterator[str]:
     """Where nobody listens, and nobody can begin to: the port is taken."""
     with socket.socket() as taken:

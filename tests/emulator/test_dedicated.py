@@ -436,6 +436,7 @@ def test_a_checkpoint_of_another_job_is_loaded_by_its_name(
 # The unknowns, in their worst form
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_a_repeated_submission_may_be_applied_again(emulator: RunningEmulator, lora: Stage) -> None:
     emulator.admin("POST", "unknowns", {"applies_repetitions": True})
     emulator.plan_fault("forward_backward", "drop", applied=True)
@@ -445,6 +446,7 @@ def test_a_repeated_submission_may_be_applied_again(emulator: RunningEmulator, l
     assert step(lora.trainer)["num_sequences"] == 1
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_a_repeated_step_may_be_taken_again_on_momentum_alone(
     emulator: RunningEmulator, lora: Stage
 ) -> None:
