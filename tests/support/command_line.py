@@ -15,6 +15,9 @@ from workers.ports import free_port
 ROOT = Path(__file__).parents[2]
 OUTER = ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE", "FIREWORKS_API_KEY", "EVERBURN_EMULATOR_URL")
 """Variables of the person who runs the tests that would change what they do."""
+PATIENCE = 240.0
+"""Seconds for a command, or for what it brings about: it may have to start a stack first, which may
+take half of them (workers/supervisor.py)."""
 
 
 class Everburn:
@@ -33,7 +36,7 @@ class Everburn:
             env=environment_of_tests() | environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PATIENCE,
         )
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
@@ -101,7 +104,7 @@ def environment_of_tests() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}"
