@@ -1,6 +1,7 @@
-"""What any test may need: a Temporal server, an emulator, and a tokenizer."""
+"""What any test may need: servers, or the address of nobody, and a tokenizer."""
 
 import os
+import socket
 
 # As in workers of a stack (workers/supervisor.py). With it the SDK sends its last news to a service
 # that is gone for half a minute, whenever a session of one is closed.
@@ -16,6 +17,7 @@ from support.temporal import running_temporal
 from workers.exits import leave
 
 if TYPE_CHECKING:
+    from support.command_line import Everburn
     from support.emulator import RunningEmulator
 
 ENDING = pytest.StashKey[int]()
@@ -54,6 +56,32 @@ def emulator(shared_emulator: "RunningEmulator") -> Iterator["RunningEmulator"]:
     """A running emulator, without planned faults."""
     yield shared_emulator
     shared_emulator.admin("DELETE", "faults")
+
+
+@pytest.fixture(scope="session")
+def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Everburn"]:
+    """`everburn` where a local stack is up, for tests of which it isn't the subject. Each test has
+    files and runs of its own names there."""
+    from support.stacks import running_stack
+
+    with running_stack(tmp_path_factory.mktemp("stack").resolve()) as everburn:
+        yield everburn
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK tries again without waiting."""
+    from support.retries import hurry
+
+    hurry(monkeypatch)
+
+
+@pytest.fixture
+def dead_url() -> Iterator[str]:
+    """Where nobody listens, and nobody can begin to: the port is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture(scope="session")

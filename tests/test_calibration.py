@@ -155,7 +155,7 @@ async def test_what_is_cut_short_has_ended_before_its_session(
 
 def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: Any) -> Calibration:
     record = a_record(at_token_limit=at_limit, output_tokens=3)
-    config = a_config("http://127.0.0.1:9", [[0, 1]], **fields)
+    config = a_config("http://nowhere.invalid", [[0, 1]], **fields)
     return Calibration(config, [[Draw(record, r) for r in row] for row in rewards], [], 0)
 
 

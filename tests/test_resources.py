@@ -33,7 +33,7 @@ from support.waiting import until
 def a_run(folder: Path, how: str, **fields: Any) -> RunRef:
     """A run whose completions end in a certain way; nothing is sampled."""
     config = a_config(
-        "http://127.0.0.1:9",
+        "http://nowhere.invalid",
         rollout="support.sandboxes:make_rollout_fn",
         extras={"sandboxes": str(folder / "sandboxes"), "how": how},
         **fields,

@@ -395,8 +395,10 @@ def test_what_cant_be_discarded_stays_and_is_told(
 def test_what_is_written_once_stays(tmp_path: Path, location: str):
     folder = str(tmp_path) if location == "folder" else f"memory://once-{tmp_path.name}"
     store = ArtifactStore(folder)
-    first = store.put("a.txt", b"first", once=True)
+    first = store.put("folder/a.txt", b"first", once=True)
 
-    assert store.put("a.txt", b"second", once=True) == first
-    assert store.get("a.txt") == b"first"
-    assert store.keys("") == [] or all("partial" not in key for key in store.keys(""))
+    assert store.put("folder/a.txt", b"second", once=True) == first
+    assert store.get("folder/a.txt") == b"first"
+    assert store.keys("folder") == ["folder/a.txt"]
+    if location == "folder":
+        assert [path.name for path in (tmp_path / "folder").iterdir()] == ["a.txt"], "nothing else"

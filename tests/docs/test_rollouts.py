@@ -21,7 +21,7 @@ from everburn.rollouts import RolloutRun
 from everburn.store import ArtifactStore
 from everburn.task import prepare_task
 from support.agents import a_run
-from support.command_line import ROOT, Everburn
+from support.command_line import ROOT, Everburn, free_ports
 from support.emulator import RunningEmulator
 from support.policies import ScriptedPolicy, qwen3_tokenizer, setup_of
 
@@ -117,7 +117,7 @@ def test_the_pages_files_run_in_a_folder_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(configurations()[0]))
     everburn = Everburn(tmp_path)
     try:
-        run = everburn.start("run", "run.json")
+        run = everburn.start("run", "run.json", *free_ports())
         assert run.wait(timeout=1800) == 0, everburn.told()
         ledger = read_ledger(ArtifactStore.of(latest(tmp_path)))
         rewards = [entry.metrics["rollout/raw_reward"] for entry in ledger]
@@ -129,7 +129,7 @@ def test_the_pages_files_run_in_a_folder_of_their_own(tmp_path: Path) -> None:
             "base_model": "guess_model:recipe",
         }
         (tmp_path / "run.json").write_text(json.dumps(configurations()[0] | game))
-        run = everburn.start("run", "run.json")
+        run = everburn.start("run", "run.json", *free_ports())
         assert run.wait(timeout=600) == 0, everburn.told()
         assert len(read_ledger(ArtifactStore.of(latest(tmp_path)))) == 2
     finally:

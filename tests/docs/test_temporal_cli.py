@@ -5,13 +5,11 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.command_line import ROOT, Everburn, environment_of_tests, free_ports, wait_until
-from support.histories import replay_stack
+from support.command_line import ROOT, Everburn, environment_of_tests, wait_until
 from support.sums import write_sums
 from workers.stack_folder import StackFolder
 from workers.temporal_server import find_binary
@@ -51,25 +49,11 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    folder = tmp_path_factory.mktemp("stack").resolve()
-    write_sums(folder, 8000)
-    everburn = Everburn(folder)
-    dev = everburn.start("dev", *free_ports())
-    try:
-        stack = StackFolder(folder)
-        wait_until(
-            lambda: (state := stack.find()) is not None and state.phase == "running",
-            "the stack to run",
-        )
-        state = stack.find()
-        assert state is not None
-        yield Shell(folder, state.temporal)
-    finally:
-        dev.terminate()
-        dev.wait()
-        everburn.close()
-    replay_stack(folder)
+def shell(shared_stack: Everburn) -> Shell:
+    write_sums(shared_stack.folder, 8000)
+    state = StackFolder(shared_stack.folder).find()
+    assert state is not None
+    return Shell(shared_stack.folder, state.temporal)
 
 
 def commands() -> list[str]:

@@ -3,6 +3,7 @@ made by `make run`; here it is its data, and the tiny model in its place."""
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from everburn.emulator.vocabulary import Vocabulary
 from support import recipes
 
 BUDGET = 10
+PATIENCE = 120.0
+"""Seconds for a process that has torch to import, beside others that do."""
 
 
 @pytest.fixture
@@ -167,9 +170,12 @@ def asking() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", ASK_FOR_TINY], stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
+        patience = threading.Timer(PATIENCE, process.kill)  # who reads from it reads its end
+        patience.start()
         try:
             yield process
         finally:
+            patience.cancel()
             process.kill()
 
 
@@ -181,7 +187,7 @@ def assert_reads(stream: IO[str] | None, text: str) -> None:
 
 def assert_made(process: subprocess.Popen[str], go_on: bool) -> None:
     """The process ends with the model's folder, and without making it unless told to go on."""
-    out, err = process.communicate("\n" if go_on else "", timeout=60)
+    out, err = process.communicate("\n" if go_on else "", timeout=PATIENCE)
     assert out.startswith("made ") and process.returncode == 0, err
 
 

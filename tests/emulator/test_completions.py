@@ -11,7 +11,15 @@ from fireworks.training.sdk.concurrency import FixedConcurrencyController
 
 from everburn.emulator.base_model import TINY
 from everburn.emulator.bases import Base
-from support.emulator import POSITIONS, RunningEmulator, logprobs_of, rollout, supervised, wait_for
+from support.emulator import (
+    PATIENCE,
+    POSITIONS,
+    RunningEmulator,
+    logprobs_of,
+    rollout,
+    supervised,
+    wait_for,
+)
 
 from . import reference
 from .test_training import SEQUENCES, warm_up
@@ -208,10 +216,14 @@ def test_a_client_that_leaves_cancels_its_request(
 ) -> None:
     model = model_of(service, snapshot(trainer, "policy"))
     before = emulator.admin("GET", "state")["completions"].get("cancelled", 0)
-    emulator.plan_fault("sample", "delay", seconds=0.5)
+    emulator.plan_fault("sample", "delay", seconds=1.0)
     body = {"model": model, "prompt": PROMPT, "max_tokens": 100}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{emulator.base_url}/inference/v1/completions", json=body, timeout=0.1)
+        httpx.post(
+            f"{emulator.base_url}/inference/v1/completions",
+            json=body,
+            timeout=httpx.Timeout(PATIENCE, read=0.1),
+        )
     wait_for(
         lambda: emulator.admin("GET", "state")["completions"].get("cancelled", 0) == before + 1
     )

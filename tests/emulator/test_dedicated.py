@@ -1,9 +1,12 @@
 """The managed surface, driven by the unmodified SDK: trainer jobs, deployments, hotload."""
 
+import math
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +25,7 @@ from fireworks.training.sdk import (
 
 from everburn.emulator.base_model import TINY
 from support.emulator import (
+    PATIENCE,
     RunningEmulator,
     logprobs_of,
     running_emulator,
@@ -48,6 +52,15 @@ def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
     """An emulator whose capacity and unknowns a test may change."""
     yield own_emulator
     own_emulator.mend()
+
+
+@pytest.fixture
+def clock(emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The control plane's, in whole seconds: it stands until a test moves `now` on."""
+    clock = SimpleNamespace(now=float(math.ceil(time.monotonic())))
+    fixed = SimpleNamespace(monotonic=lambda: clock.now)
+    monkeypatch.setattr("everburn.emulator.managed.time", fixed)
+    return clock
 
 
 @pytest.fixture
@@ -91,10 +104,11 @@ class Stage:
         service = FiretitanServiceClient(base_url=self.endpoint.base_url, api_key="fw_local")
         return service.create_training_client(base_model=TINY, lora_rank=self.rank)
 
-    def load(self, identity: str, previous: str | None = None) -> bool:
+    def load(self, identity: str, previous: str | None = None, patience: float = PATIENCE) -> bool:
         metadata = {"previous_snapshot_identity": previous, "compression_format": "arc_v2"}
-        return self.deployments.hotload_and_wait(
-            self.deployment, TINY, identity, metadata if previous else None, timeout_seconds=1
+        self.deployments.hotload(self.deployment, TINY, identity, metadata if previous else None)
+        return self.deployments.wait_for_hotload(
+            self.deployment, TINY, identity, timeout_seconds=patience, poll_interval=0.1
         )
 
     def serving(self) -> str | None:
@@ -166,12 +180,16 @@ def test_without_capacity_a_job_is_pending(
     jobs.wait_for_ready(job, poll_interval_s=0.01)
 
 
-def test_a_job_takes_its_time_to_start(emulator: RunningEmulator, jobs: TrainerJobManager) -> None:
-    emulator.admin("POST", "capacity", {"boot_seconds": 0.3})
+def test_a_job_takes_its_time_to_start(
+    emulator: RunningEmulator, clock: SimpleNamespace, jobs: TrainerJobManager
+) -> None:
+    emulator.admin("POST", "capacity", {"boot_seconds": 60.0})
     job = new_id("job")
     jobs.create(job_config(job))
+    clock.now += 59.0
     assert jobs.get(job)["state"] == "JOB_STATE_CREATING"
-    jobs.wait_for_ready(job, poll_interval_s=0.05)
+    clock.now += 1.0
+    jobs.wait_for_ready(job, poll_interval_s=0.01, timeout_s=PATIENCE)
 
 
 def test_a_failed_job_says_why_and_is_resumed_without_what_it_held(
@@ -198,7 +216,7 @@ def test_a_job_without_activity_is_stopped(tmp_path: Path) -> None:
         running_emulator(tmp_path, session_ttl=0.2) as emulator,
         TrainerJobManager(api_key="fw_local", base_url=emulator.url) as jobs,
     ):
-        jobs.create_and_wait(job_config("idle", inactivity_timeout="0.2s"))
+        jobs.create(job_config("idle", inactivity_timeout="0.2s"))
         wait_for(lambda: jobs.get("idle")["state"] == "JOB_STATE_CANCELLED")
         assert "no activity" in jobs.get("idle")["status"]["message"]
 
@@ -324,7 +342,7 @@ def test_a_stuck_hotload_leaves_the_deployment_not_ready(
 ) -> None:
     name = lora.trainer.save_weights_for_sampler_ext("v0").snapshot_name
     emulator.plan_fault("hot_load", "hotload_stuck")
-    assert not lora.load(name)
+    assert not lora.load(name, patience=0.3)
     model = f"accounts/everburn/deployments/{lora.deployment}"
     reply = httpx.post(
         f"{emulator.url}/inference/v1/completions", json={"model": model, "prompt": [2]}
@@ -333,18 +351,17 @@ def test_a_stuck_hotload_leaves_the_deployment_not_ready(
 
 
 def test_replicas_load_one_after_the_other_and_serve_what_they_have_meanwhile(
-    emulator: RunningEmulator, lora: Stage
+    emulator: RunningEmulator, clock: SimpleNamespace, lora: Stage
 ) -> None:
     lora.deployments.update(lora.deployment, {"maxReplicaCount": 2}, "max_replica_count")
     old, new = (lora.trainer.save_weights_for_sampler_ext(n).snapshot_name for n in ("v0", "v1"))
     assert lora.load(old)
-    emulator.admin("POST", "hotload", {"seconds": 0.5})
+    emulator.admin("POST", "hotload", {"seconds": 10.0})
     lora.deployments.hotload(lora.deployment, TINY, new)
-    seen: list[list[tuple[bool, bool, str]]] = []
 
-    def loaded() -> bool:
+    def state() -> list[tuple[bool, bool, str]]:
         replicas = lora.deployments.hotload_check_status(lora.deployment, TINY)["replicas"]
-        state = [
+        return [
             (
                 replica["readiness"],
                 replica["current_snapshot_identity"] == new,
@@ -352,17 +369,14 @@ def test_replicas_load_one_after_the_other_and_serve_what_they_have_meanwhile(
             )
             for replica in replicas
         ]
-        if state not in seen:
-            seen.append(state)
-        return all(ready and is_new for ready, is_new, _ in state)
 
-    with pytest.raises(httpx.HTTPStatusError, match="425"):
-        lora.deployments.hotload(lora.deployment, TINY, old)
-    wait_for(loaded)
     serves, swaps, done = (True, False, "loading"), (False, False, "loading"), (True, True, "done")
-    stages = [[serves, serves], [swaps, serves], [done, serves], [done, swaps], [done, done]]
-    assert [state for state in stages if state in seen] == seen, "in this order, and no other"
-    assert [done, serves] in seen or [done, swaps] in seen
+    for stage in ([serves, serves], [swaps, serves], [done, serves], [done, swaps]):
+        assert state() == stage
+        with pytest.raises(httpx.HTTPStatusError, match="425"):
+            lora.deployments.hotload(lora.deployment, TINY, old)
+        clock.now += 5.0
+    assert state() == [done, done]
 
 
 def test_a_paused_job_is_resumed(emulator: RunningEmulator, full: Stage) -> None:
@@ -422,6 +436,7 @@ def test_a_checkpoint_of_another_job_is_loaded_by_its_name(
 # The unknowns, in their worst form
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_a_repeated_submission_may_be_applied_again(emulator: RunningEmulator, lora: Stage) -> None:
     emulator.admin("POST", "unknowns", {"applies_repetitions": True})
     emulator.plan_fault("forward_backward", "drop", applied=True)
@@ -431,6 +446,7 @@ def test_a_repeated_submission_may_be_applied_again(emulator: RunningEmulator, l
     assert step(lora.trainer)["num_sequences"] == 1
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_a_repeated_step_may_be_taken_again_on_momentum_alone(
     emulator: RunningEmulator, lora: Stage
 ) -> None:

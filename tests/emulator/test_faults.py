@@ -20,6 +20,8 @@ from support.emulator import RunningEmulator, supervised
 
 from .test_completions import complete, model_of, sample, sampler, snapshot
 
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
 ADAM = types.AdamParams(learning_rate=1e-2)
 DATUM = supervised([1, 2, 3, 4])
 

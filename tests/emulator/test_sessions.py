@@ -1,5 +1,6 @@
 """What lives how long: sessions, their models and snapshots, checkpoints."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +31,16 @@ def refused(call: Any) -> APIStatusError:
     return caught.value
 
 
-def test_a_session_without_signs_of_life_expires(tmp_path: Path) -> None:
-    with running_emulator(tmp_path, session_ttl=3) as emulator:  # the SDK beats every 10 s
+def test_a_session_without_signs_of_life_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_emulator(tmp_path, gap_timeout=2) as emulator:  # it looks every 0.5 s
         service = emulator.connect()
         trainer = service.create_lora_training_client(base_model=TINY, rank=2)
         path = snapshot(trainer, "policy")
+        # Only now, for making a model may take long. The SDK beats every 10 s.
+        settings = replace(emulator.emulator.settings, session_ttl=0.2)
+        monkeypatch.setattr(emulator.emulator, "settings", settings)
         wait_for(lambda: emulator.admin("GET", "state")["sessions"] == {})
 
         error = refused(trainer.forward([DATUM], "cross_entropy"))

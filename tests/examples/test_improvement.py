@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.command_line import ROOT, Everburn
+from support.command_line import ROOT, Everburn, free_ports
 
 pytestmark = pytest.mark.chaos  # minutes each, on whole base models
 PATIENCE = 3600.0
@@ -48,7 +48,7 @@ def mean_reward(found: list[dict[str, Any]]) -> float:
 def test_an_example_improves(everburn: Everburn, name: str) -> None:
     if name == "hud":
         pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
-    trained(everburn, "run", f"examples/{name}/run.json")
+    trained(everburn, "run", f"examples/{name}/run.json", *free_ports())
     before, after = samples(everburn.folder / "runs" / "latest")
     assert mean_reward(after) >= mean_reward(before) + RISE, everburn.output
 

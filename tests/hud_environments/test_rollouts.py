@@ -330,13 +330,20 @@ async def test_an_environment_that_all_tasks_share_serves_one_at_a_time(runs: Ru
     assert (most, running) == (1, 0)
 
 
-async def test_threads_of_environments_end_with_them(runs: Runs) -> None:
+async def test_threads_of_environments_end_with_them(runs: Runs, tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    runner = await runs.runner([a_task("variety", start="ab")], env_path=ENV)
-    await complete(runner)
-    await until(
-        lambda: not [t for t in threading.enumerate() if t.name == NAME and t not in before]
-    )
+
+    def threads() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name == NAME and t not in before]
+
+    tasks = [a_task("blocking_grader", folder=str(tmp_path))]
+    runner = await runs.runner(tasks, env_path=ENV)
+    completion = asyncio.create_task(complete(runner))
+    await until((tmp_path / "blocks").exists)
+    assert len(threads()) == 1
+    (tmp_path / "go on").touch()
+    await completion
+    await until(lambda: not threads())
 
 
 class Together(PolicyAgent):

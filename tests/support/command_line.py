@@ -15,6 +15,9 @@ from workers.ports import free_port
 ROOT = Path(__file__).parents[2]
 OUTER = ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE", "FIREWORKS_API_KEY", "EVERBURN_EMULATOR_URL")
 """Variables of the person who runs the tests that would change what they do."""
+PATIENCE = 240.0
+"""Seconds for a command, or for what it brings about: it may have to start a stack first, which may
+take half of them (workers/supervisor.py)."""
 
 
 class Everburn:
@@ -23,6 +26,7 @@ class Everburn:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: list[subprocess.Popen[str]] = []
+        self._output: Path | None = None
 
     def __call__(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run a command to its end."""
@@ -32,12 +36,13 @@ class Everburn:
             env=environment_of_tests() | environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PATIENCE,
         )
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        """Start a command; its output goes to `output.txt`."""
-        with (self.folder / "output.txt").open("w") as output:
+        """Start a command; its output goes to a file of its own."""
+        self._output = self.folder / f"output-{len(self._started)}.txt"
+        with self._output.open("w") as output:
             process = subprocess.Popen(
                 self._command(*arguments),
                 cwd=self.folder,
@@ -53,7 +58,9 @@ class Everburn:
 
     @property
     def output(self) -> str:
-        return (self.folder / "output.txt").read_text()
+        """Of the command that was started last."""
+        assert self._output is not None
+        return self._output.read_text()
 
     def told(self) -> str:
         """The output, and the end of each log of the stack, for the person who reads a failure."""
@@ -97,7 +104,7 @@ def environment_of_tests() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}"

@@ -10,7 +10,7 @@ from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.jobs import RunResources
-from support.emulator import RunningEmulator
+from support.emulator import RunningEmulator, wait_for
 
 
 class Place:
@@ -30,6 +30,10 @@ class Place:
         self.store = ArtifactStore.of(self.run)
         create_run_folder(self.run, self.config, Owner(chain=str(folder)))
         self.resources = RunResources(self.run, self.config)
+
+    def make_ready(self) -> None:
+        """Look after job and deployment until both are there, as the workflow of a lease does."""
+        wait_for(lambda: self.resources.advance().stage == "ready")
 
     async def open(self, epoch: int) -> DedicatedTrainer:
         return await DedicatedTrainer.open_for(self.run, self.config, epoch)

@@ -31,8 +31,9 @@ def rows(count):
 """
 
 
-def write_sums(folder: Path, rows: int, **changes: Any) -> None:
-    """Put the task there, of so many rows, at most 8,100; changes: of the run's configuration."""
+def write_sums(folder: Path, rows: int, file: str = "run.json", **changes: Any) -> None:
+    """Put the task there, of so many rows, at most 8,100; changes: of the run's configuration,
+    which is in `file`."""
     config = {
         "rollout": "sums:make_rollout_fn",
         "dataset": {"name": "sums:rows", "kwargs": {"count": rows}},
@@ -43,4 +44,4 @@ def write_sums(folder: Path, rows: int, **changes: Any) -> None:
         "max_completion_tokens": 4,
     }
     (folder / "sums.py").write_text(TASK)
-    (folder / "run.json").write_text(json.dumps(config | changes))
+    (folder / file).write_text(json.dumps(config | changes))

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from everburn.emulator.base_model import TINY
 from everburn.provisioning import find_resources
-from everburn.refs import RunRef
-from everburn.run_folder import Owner, create_run_folder
-from everburn.store import ArtifactStore
 from everburn.trainers import (
     KeyRefusedError,
     QuotaExceededError,
@@ -24,9 +20,8 @@ from everburn.trainers import (
 )
 from everburn.trainers import hotload as hotload_module
 from everburn.trainers.dedicated import DedicatedTrainer
-from everburn.trainers.jobs import RunResources
 from support.emulator import RunningEmulator
-from support.sessions import a_config
+from support.places import Place
 
 CLOSED: list[tuple[dict[str, Any], type[TrainerError], str]] = [
     ({"kind": "status", "status": 401}, KeyRefusedError, "the API key in MY_KEY is refused"),
@@ -56,27 +51,15 @@ def named(cases: list[tuple[dict[str, Any], type[TrainerError], str]]) -> list[A
     return [pytest.param(*case, id=str(case[0].get("status", case[0]["kind"]))) for case in cases]
 
 
-class Place:
-    """The resources of a run."""
-
-    def __init__(self, emulator: RunningEmulator, folder: Path, **fields: Any) -> None:
-        values = {"backend": "emulator-dedicated", "api_key_env": "MY_KEY"}
-        self.config = a_config(emulator.url, **values | fields)
-        assert self.config.base_model == TINY
-        self.run = RunRef(store=str(folder), id="run")
-        self.store = ArtifactStore.of(self.run)
-        create_run_folder(self.run, self.config, Owner(chain=str(folder)))
-        self.resources = RunResources(self.run, self.config)
-
-    def made(self) -> None:
-        while self.resources.advance().stage != "ready":
-            pass
+def a_place(emulator: RunningEmulator, folder: Path, **fields: Any) -> Place:
+    """Of a run that trains an adapter, and whose key is in MY_KEY."""
+    return Place(emulator, folder, **{"lora_rank": 4, "api_key_env": "MY_KEY"} | fields)
 
 
 @pytest.fixture
 def place(emulator: RunningEmulator, tmp_path: Path) -> Iterator[Place]:
     """With nothing made yet."""
-    place = Place(emulator, tmp_path)
+    place = a_place(emulator, tmp_path)
     yield place
     emulator.admin("DELETE", "faults")
     place.resources.clean_up()
@@ -87,8 +70,8 @@ def ready(
     shared_emulator: RunningEmulator, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     """With a running job and a ready deployment, of all tests."""
-    place = Place(shared_emulator, tmp_path_factory.mktemp("ready"))
-    place.made()
+    place = a_place(shared_emulator, tmp_path_factory.mktemp("ready"))
+    place.make_ready()
     yield place
     shared_emulator.admin("DELETE", "faults")
     place.resources.clean_up()
@@ -97,7 +80,7 @@ def ready(
 @pytest.fixture
 async def trainer(emulator: RunningEmulator, ready: Place) -> AsyncIterator[DedicatedTrainer]:
     """A session on the ready job."""
-    session = await DedicatedTrainer.open_for(ready.run, ready.config, next(_epochs))
+    session = await ready.open(next(_epochs))
     yield session
     emulator.admin("DELETE", "faults")
     await session.close()
@@ -115,10 +98,10 @@ def test_making_a_job_and_a_deployment(
 ) -> None:
     emulator.plan_fault(operation, **fault)
     with pytest.raises(expected, match=text) as caught:
-        place.made()
+        place.make_ready()
     assert type(caught.value) is expected
     assert emulator.admin("GET", "faults") == {"faults": []}
-    place.made()  # nothing that went wrong is left over
+    place.make_ready()  # nothing that went wrong is left over
 
 
 @pytest.mark.parametrize(("fault", "expected", "text"), named(OPENING))
@@ -133,7 +116,7 @@ def test_looking_at_a_deployment(
     with pytest.raises(expected, match=text) as caught:
         ready.resources.advance()
     assert type(caught.value) is expected
-    ready.made()
+    ready.make_ready()
 
 
 @pytest.mark.parametrize("operation", ["hot_load", "hot_load_status"])
@@ -184,9 +167,9 @@ async def test_a_deployment_that_never_is_says_so_in_the_servers_words(
     emulator: RunningEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
-    place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
-    place.made()
-    trainer = await DedicatedTrainer.open_for(place.run, place.config, 1)
+    place = a_place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
+    place.make_ready()
+    trainer = await place.open(1)
     emulator.plan_fault("hot_load", "status", status=425, message="still starting", count=1000)
     with pytest.raises(TrainerStateLostError, match=r"HTTP 425: .*still starting"):
         await trainer.publish("policy-0000-e1")
@@ -200,9 +183,9 @@ async def test_a_publication_is_over_when_every_replica_serves_it(
     emulator: RunningEmulator, tmp_path: Path, replicas: int
 ) -> None:
     """Ready with the old identity, or not at all, none or one of them: not yet."""
-    place = Place(emulator, tmp_path, deployment={"replicas": replicas})
-    place.made()
-    trainer = await DedicatedTrainer.open_for(place.run, place.config, 1)
+    place = a_place(emulator, tmp_path, deployment={"replicas": replicas})
+    place.make_ready()
+    trainer = await place.open(1)
     await trainer.publish("policy-0000-e1")
     emulator.admin("POST", "hotload", {"seconds": 0.4})
     try:
@@ -218,9 +201,9 @@ async def test_a_publication_is_over_when_every_replica_serves_it(
 async def test_a_publication_that_not_every_replica_serves_in_time_ends_the_lease(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
-    place = Place(emulator, tmp_path, deployment={"replicas": 2, "hotload_timeout": 0.3})
-    place.made()
-    trainer = await DedicatedTrainer.open_for(place.run, place.config, 1)
+    place = a_place(emulator, tmp_path, deployment={"replicas": 2, "hotload_timeout": 0.3})
+    place.make_ready()
+    trainer = await place.open(1)
     await trainer.publish("policy-0000-e1")
     emulator.admin("POST", "hotload", {"seconds": 30.0})
     try:
@@ -239,7 +222,7 @@ def serving(emulator: RunningEmulator) -> list[str]:
 
 
 def test_a_paused_job_is_started_again(emulator: RunningEmulator, place: Place) -> None:
-    place.made()
+    place.make_ready()
     record = find_resources(place.store)
     assert record is not None
     emulator.admin(
@@ -248,14 +231,14 @@ def test_a_paused_job_is_started_again(emulator: RunningEmulator, place: Place) 
     found = place.resources.advance()
     assert (found.stage, found.resumed) == ("starting", True)
     assert "paused (by an operator)" in found.text
-    place.made()
+    place.make_ready()
 
 
 def test_a_key_that_is_not_there_names_its_variable(
     emulator: RunningEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
-    place = Place(
+    place = a_place(
         emulator,
         tmp_path,
         backend="dedicated",

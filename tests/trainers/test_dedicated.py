@@ -151,8 +151,7 @@ async def test_a_job_whose_old_model_does_not_unload_is_replaced(
     emulator.plan_fault("unload_model", "status", status=400)
     with pytest.raises(TrainerUnavailableError):
         await place.open(2)
-    while place.resources.advance().stage != "ready":
-        pass
+    place.make_ready()
     record = record_of(place)
     assert record.job_id == f"{record.name}-2"
     third = await place.open(3)
@@ -459,8 +458,7 @@ def test_a_deployment_follows_the_run_to_its_next_job(
     place = Place(emulator, tmp_path, deployment={"cleanup": "scale_to_zero"})
     place.resources.advance()
     place.resources.clean_up()
-    while place.resources.advance().stage != "ready":
-        pass
+    place.make_ready()
     record = record_of(place)
     (deployment,) = (
         each
@@ -502,7 +500,7 @@ def test_what_is_refused_is_said(emulator: RunningEmulator, tmp_path: Path) -> N
         place.resources.advance()
 
 
-def test_nobody_answers(emulator: RunningEmulator, tmp_path: Path) -> None:
-    place = Place(emulator, tmp_path, base_url="http://127.0.0.1:9")
-    with pytest.raises(TrainerUnavailableError, match=r"nothing answers at http://127\.0\.0\.1:9"):
+def test_nobody_answers(emulator: RunningEmulator, tmp_path: Path, dead_url: str) -> None:
+    place = Place(emulator, tmp_path, base_url=dead_url)
+    with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {dead_url}"):
         place.resources.advance()

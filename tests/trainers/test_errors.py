@@ -1,14 +1,12 @@
 """Each row of the table of errors, shown by a fault of the emulator through the unmodified SDK."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fireworks.training.sdk._core import _base_client
 from fireworks.training.sdk._core.lib import internal_client_holder
 
 from everburn.trainers import (
@@ -43,6 +41,7 @@ async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]
     await session.close()
 
 
+@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize(
     ("status", "message", "expected", "text"),
     [
@@ -77,6 +76,7 @@ async def test_a_session_that_goes_while_it_is_opened_is_asked_for_again(
     assert type(caught.value) is TrainerUnavailableError
 
 
+@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize(
     ("operation", "status", "expected", "text"),
     [
@@ -133,8 +133,8 @@ async def test_a_client_that_a_refusal_has_poisoned_says_so(
 async def test_a_result_that_never_comes_ends_the_lease(
     emulator: RunningEmulator, trainer: ServerlessTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serverless, "RESULT_TIMEOUT", 0.3)
-    emulator.plan_fault("retrieve_future", "delay", seconds=3)
+    monkeypatch.setattr(serverless, "RESULT_TIMEOUT", 0.1)
+    emulator.plan_fault("retrieve_future", "delay", seconds=1.5)
     with pytest.raises(TrainerStateLostError, match="no result in time"):
         await trainer.forward_backward([a_datum()], "grpo", {})
 
@@ -142,8 +142,8 @@ async def test_a_result_that_never_comes_ends_the_lease(
 async def test_a_publication_has_a_deadline(
     emulator: RunningEmulator, trainer: ServerlessTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.3)
-    emulator.plan_fault("save_weights_for_sampler", "delay", seconds=2)
+    monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.1)
+    emulator.plan_fault("save_weights_for_sampler", "delay", seconds=1.5)
     with pytest.raises(TrainerStateLostError, match=r"save_weights_for_sampler: .* in time"):
         await trainer.publish("policy-0000-e1")
 
@@ -185,19 +185,14 @@ class FastClock:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(quick_retries: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK gives up on a request in a second, not in the five minutes that it would take."""
     monkeypatch.setattr(internal_client_holder, "time", FastClock())
-    for delay in ("INITIAL_RETRY_DELAY", "MAX_RETRY_DELAY"):
-        monkeypatch.setattr(_base_client, delay, 0.01)
 
 
-async def test_a_service_that_is_down_is_unavailable() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and nobody listens
-        config = a_config(f"http://127.0.0.1:{unused.getsockname()[1]}")
-        with pytest.raises(TrainerUnavailableError, match="nothing answers") as caught:
-            await ServerlessTrainer.open(config)
+async def test_a_service_that_is_down_is_unavailable(dead_url: str) -> None:
+    with pytest.raises(TrainerUnavailableError, match="nothing answers") as caught:
+        await ServerlessTrainer.open(a_config(dead_url))
     assert type(caught.value) is TrainerUnavailableError
 
 

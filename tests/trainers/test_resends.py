@@ -14,6 +14,8 @@ from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum
 from workers.ports import free_port
 
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
 CHANGES: dict[str, Callable[[ServerlessTrainer, str], Awaitable[Any]]] = {
     "forward_backward": lambda trainer, _: trainer.forward_backward([a_datum()], "grpo", {}),
     "optim_step": lambda trainer, _: trainer.optim_step(ADAM),

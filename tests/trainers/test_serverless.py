@@ -16,7 +16,6 @@ from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum
 from support.waiting import until
-from workers.ports import free_port
 
 
 @pytest.fixture
@@ -120,8 +119,8 @@ async def test_a_session_is_given_back_also_while_an_operation_is_in_flight(
         await gradients
 
 
-async def test_nothing_listens_there() -> None:
-    url = f"http://127.0.0.1:{free_port()}/training/v1/serverless"
+async def test_nothing_listens_there(dead_url: str) -> None:
+    url = f"{dead_url}/training/v1/serverless"
     with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {url}"):
         await ServerlessTrainer.open(a_config(url))
 

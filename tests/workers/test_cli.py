@@ -75,11 +75,11 @@ def test_no_stack_in_this_folder(everburn: Everburn, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["list"], ["worker", "rollout"]])
-def test_nothing_answers_at_an_address(everburn: Everburn, command: list[str]) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        done = everburn(*command, "--address", address)
+def test_nothing_answers_at_an_address(
+    everburn: Everburn, dead_url: str, command: list[str]
+) -> None:
+    address = dead_url.removeprefix("http://")
+    done = everburn(*command, "--address", address)
     assert done.returncode == 1
     assert f"error: Temporal doesn't answer at {address}" in done.stderr
     assert "everburn dev" in done.stderr

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from everburn.emulator.checkpoints import weights_digest
 from everburn.ledger import read_ledger
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
-from support.command_line import Everburn, free_ports, wait_until
-from support.histories import replay_stack
+from support.command_line import Everburn, wait_until
 from support.sums import write_sums
 from workers.errors import BadInputError
 from workers.fork import plan_fork
@@ -28,27 +26,13 @@ from workflows.train_run import TrainRun
 
 
 @pytest.fixture(scope="module")
-def everburn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everburn]:
-    """A stack that stays up, and a run of four steps, `first`, that has ended."""
-    command = Everburn(tmp_path_factory.mktemp("forks").resolve())
-    write_sums(
-        command.folder, 8, max_head_offpolicy_versions=1, learning_rate=0.01, dcp_save_interval=2
-    )
-    stack = StackFolder(command.folder)
-    dev = command.start("dev", *free_ports())
-    try:
-        wait_until(
-            lambda: (state := stack.find()) is not None and state.phase == "running",
-            "the stack to run",
-        )
-        done = command("run", "run.json", "--id", "first")
-        assert done.returncode == 0, done.stdout + done.stderr
-        yield command
-    finally:
-        dev.terminate()
-        dev.wait()
-        command.close()
-    replay_stack(command.folder)
+def everburn(shared_stack: Everburn) -> Everburn:
+    """Where a run of four steps, `first`, has ended."""
+    fields = {"max_head_offpolicy_versions": 1, "learning_rate": 0.01, "dcp_save_interval": 2}
+    write_sums(shared_stack.folder, 8, "forked.json", **fields)
+    done = shared_stack("run", "forked.json", "--id", "first")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return shared_stack
 
 
 def store_of(everburn: Everburn, run: str) -> ArtifactStore:
@@ -105,7 +89,7 @@ def test_replayed_weights_are_those_of_the_run_it_comes_from(everburn: Everburn)
 
 def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
     """Its branch with a loss of its own, which the verification finds in the folder."""
-    long = everburn.start("run", "run.json", "--id", "long", "--set", "epochs=10")
+    long = everburn.start("run", "forked.json", "--id", "long", "--set", "epochs=10")
     parent = store_of(everburn, "long")
     wait_until(lambda: len(read_ledger(parent)) >= 3, "three steps")
     changes = ["--set", "extras.scale=2", "--set", "learning_rate=0.001", "--set", "epochs=1"]
@@ -126,7 +110,7 @@ def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
 
 def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
     """By a resume also what no step has followed; by a fork what was told before its step."""
-    running = everburn.start("run", "run.json", "--id", "told", "--set", "epochs=8")
+    running = everburn.start("run", "forked.json", "--id", "told", "--set", "epochs=8")
     store = store_of(everburn, "told")
     wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
     tell(everburn, "told", TrainRun.reconfigure, {"learning_rate": 0.002})

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,14 +180,10 @@ def test_calibration_reports_spread_and_samples_and_touches_no_file(
     assert everburn.processes() == []
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everburn]:
+@pytest.fixture
+def stack(shared_stack: Everburn) -> Everburn:
     """A folder whose services run on, for runs that differ in their environments only."""
-    command = Everburn(tmp_path_factory.mktemp("stack").resolve())
-    command.start("dev")
-    wait_until(lambda: StackFolder(command.folder).find(), "the stack", timeout=300)
-    yield command
-    command.close()
+    return shared_stack
 
 
 def train(stack: Everburn, name: str, env: str, *more: str, out: str) -> tuple[int, str]:

@@ -8,7 +8,6 @@ from everburn.config import RunConfig, parse_config
 from everburn.emulator import base_model
 from support.emulator import RunningEmulator
 from workers.live_checks import live_answers
-from workers.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +58,10 @@ def test_a_key_that_is_refused_is_named(emulator: RunningEmulator, status: int, 
     assert "fw_some_key_of_a_test" not in said
 
 
-def test_no_key_and_no_server(emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((verdict, text),) = answers(a_config(f"http://127.0.0.1:{free_port()}")).values()
+def test_no_key_and_no_server(
+    emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch, dead_url: str
+) -> None:
+    ((verdict, text),) = answers(a_config(dead_url)).values()
     assert verdict == "missing" and "nothing answers" in text
     monkeypatch.delenv("SOME_KEY")
     ((verdict, text),) = answers(a_config(emulator.base_url)).values()

@@ -21,7 +21,6 @@ from everburn.trainers.jobs import RunResources
 from support.command_line import Everburn
 from support.emulator import RunningEmulator, running_emulator
 from workers.errors import BadInputError
-from workers.ports import free_port
 from workers.reaping import reap_run
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
@@ -105,13 +104,13 @@ def test_what_its_configuration_keeps_is_kept_and_said(
 
 
 def test_what_an_emulator_made_is_gone_with_it(
-    everburn: Everburn, emulator: RunningEmulator
+    everburn: Everburn, emulator: RunningEmulator, dead_url: str
 ) -> None:
     run = a_run(everburn.folder, emulator.url, backend="emulator-dedicated")
     provision(run, emulator)
     path = ArtifactStore.of(run).folder
     config = Path(path) / "config.json"
-    config.write_text(config.read_text().replace(emulator.url, f"http://127.0.0.1:{free_port()}"))
+    config.write_text(config.read_text().replace(emulator.url, dead_url))
     done = everburn("reap", run.id, "--ended")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "run dead: 0 resources reaped, 0 left" in done.stdout
@@ -137,13 +136,13 @@ async def reaped(folder: Path, run: RunRef, address: str | None = None, ended: b
     return done.reaped.count
 
 
-async def test_a_run_that_may_go_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
+async def test_a_run_that_may_go_on_elsewhere_is_left_alone(tmp_path: Path, dead_url: str) -> None:
     run, sandbox = left_behind(tmp_path, "dead", chain="1")
     unknown = r"may be running.*no local stack runs in this folder.*add --ended"
     with pytest.raises(BadInputError, match=unknown):
         await reaped(tmp_path, run)
     with pytest.raises(BadInputError, match=r"may be running.*Temporal doesn't answer at"):
-        await reaped(tmp_path, run, f"127.0.0.1:{free_port()}")
+        await reaped(tmp_path, run, dead_url.removeprefix("http://"))
     assert sandbox.exists()
     assert await reaped(tmp_path, run, ended=True) == 1
     assert not sandbox.exists()

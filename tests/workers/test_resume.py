@@ -60,53 +60,56 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
     assert "base_model can't change while a run goes on" in again.stderr
 
 
-def test_a_changed_file_is_found_by_verification(everburn: Everburn) -> None:
-    write_sums(everburn.folder, 4, learning_rate=0.01)
-    done = everburn("run", "run.json", "--id", "first", *free_ports())
+def test_a_changed_file_is_found_by_verification(shared_stack: Everburn) -> None:
+    write_sums(shared_stack.folder, 4, "two-steps.json", learning_rate=0.01)
+    done = shared_stack("run", "two-steps.json", "--id", "changed")
     assert done.returncode == 0, done.stdout + done.stderr
 
-    rollout = everburn.folder / "runs/first/rollouts/row-000001.0/completion-0.parquet"
+    folder = shared_stack.folder / "runs" / "changed"
+    rollout = folder / "rollouts/row-000001.0/completion-0.parquet"
     kept = rollout.read_bytes()
     rollout.write_bytes(kept[:-1])
-    said_of(everburn, rollout, "has changed since it was recorded")
+    check_refuted(shared_stack, "changed", f"{rollout} has changed since it was recorded")
     rollout.unlink()
-    said_of(everburn, rollout, "isn't in the store")
+    check_refuted(shared_stack, "changed", f"{rollout} isn't in the store")
     rollout.write_bytes(kept)
 
-    entry = everburn.folder / "runs/first/ledger/000002.json"
+    entry = folder / "ledger/000002.json"
     changed = json.loads(entry.read_text())
     changed["groups"] = json.loads((entry.parent / "000001.json").read_text())["groups"]
     entry.write_text(json.dumps(changed))
 
-    verified = everburn("verify", "first")
+    verified = shared_stack("verify", "changed")
     assert verified.returncode == 1
     assert "was trained twice: in steps 1 and 2" in verified.stderr
 
 
-def said_of(everburn: Everburn, file: Path, what: str) -> None:
-    """Verification fails, and says what is wrong with a file."""
-    verified = everburn("verify", "first")
+def check_refuted(everburn: Everburn, run: str, problem: str) -> None:
+    """Verification fails, and says of which file."""
+    verified = everburn("verify", run)
     assert verified.returncode == 1
-    assert f"run first doesn't agree with its ledger: {file} {what}" in verified.stderr
+    assert f"run {run} doesn't agree with its ledger: {problem}" in verified.stderr
 
 
 def test_steps_without_a_checkpoint_are_re_executed_and_not_said_to_agree(
-    everburn: Everburn,
+    shared_stack: Everburn,
 ) -> None:
-    write_sums(everburn.folder, 6, learning_rate=0.01, save_final_checkpoint=False)
-    done = everburn("run", "run.json", "--id", "first", *free_ports())
+    fields = {"learning_rate": 0.01, "save_final_checkpoint": False}
+    write_sums(shared_stack.folder, 6, "unsaved.json", **fields)
+    done = shared_stack("run", "unsaved.json", "--id", "unsaved")
     assert done.returncode == 0, done.stdout + done.stderr
 
-    verified = everburn("verify", "first")
+    verified = shared_stack("verify", "unsaved")
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert "run first: 3 steps re-executed, 6 rows trained once, 0 rejected" in verified.stdout
+    assert "run unsaved: 3 steps re-executed, 6 rows trained once, 0 rejected" in verified.stdout
     assert "no weights could be compared" in verified.stdout
     assert "not compared: steps 1 to 3" in verified.stdout
     assert "agrees" not in verified.stdout
 
-    submission = next((everburn.folder / "runs/first/steps/000003").rglob("submission-0.json"))
+    steps = shared_stack.folder / "runs/unsaved/steps/000003"
+    submission = next(steps.rglob("submission-0.json"))
     submission.unlink()
-    said_of(everburn, submission, "isn't in the store")
+    check_refuted(shared_stack, "unsaved", f"{submission} isn't in the store")
 
 
 async def test_only_the_run_of_the_folder_is_stayed_with(

@@ -9,11 +9,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fireworks.training.sdk import TrainerJobConfig, TrainerJobManager
 
 from everburn.emulator import base_model
-from support.command_line import Everburn, free_ports
 from support.emulator import RunningEmulator
+from support.stacks import running_stack
 
 KEY = "fw_planted_5b0c8a3e71d94f26"
 
@@ -52,32 +53,37 @@ def config(emulator: RunningEmulator) -> dict[str, Any]:
     }
 
 
-def test_a_planted_key_leaves_no_trace(everburn: Everburn, emulator: RunningEmulator) -> None:
-    (everburn.folder / "sums.py").write_text(TASK)
-    (everburn.folder / "run.json").write_text(json.dumps(config(emulator)))
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sums.py").write_text(TASK)
+    return tmp_path.resolve()
 
-    # A lease lost, a promotion tried again, rollouts that fail: each with the key in its text.
-    emulator.plan_fault("optim_step", "status", status=410, message=f"for {KEY}")
-    emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
-    done = everburn("run", "run.json", "--id", "survives", *free_ports(), FIREWORKS_API_KEY=KEY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert emulator.admin("GET", "faults") == {"faults": []}
-    assert "model: accounts/everburn/models/a-model" in done.stdout
-    assert "promotion, attempt 1" in done.stdout
 
-    emulator.plan_fault("create_session", "status", status=401, message=f"bad key {KEY}", count=99)
-    failed = everburn("run", "run.json", "--id", "fails", *free_ports(), FIREWORKS_API_KEY=KEY)
-    assert failed.returncode == 1
-    assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
-    assert "bad key [secret]" in failed.stdout
+def test_a_planted_key_leaves_no_trace(folder: Path, emulator: RunningEmulator) -> None:
+    (folder / "run.json").write_text(json.dumps(config(emulator)))
+    with running_stack(folder, FIREWORKS_API_KEY=KEY) as everburn:
+        # A lease lost, a promotion tried again, rollouts that fail: each with the key in its text.
+        emulator.plan_fault("optim_step", "status", status=410, message=f"for {KEY}")
+        emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
+        done = everburn("run", "run.json", "--id", "survives", FIREWORKS_API_KEY=KEY)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert emulator.admin("GET", "faults") == {"faults": []}
+        assert "model: accounts/everburn/models/a-model" in done.stdout
+        assert "promotion, attempt 1" in done.stdout
 
-    check_no_trace(everburn, done, failed)
+        refusal = {"status": 401, "message": f"bad key {KEY}", "count": 99}
+        emulator.plan_fault("create_session", "status", **refusal)
+        failed = everburn("run", "run.json", "--id", "fails", FIREWORKS_API_KEY=KEY)
+        assert failed.returncode == 1
+        assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
+        assert "bad key [secret]" in failed.stdout
+
+    check_no_trace(folder, done, failed)
 
 
 def test_a_planted_key_leaves_no_trace_of_dedicated_training(
-    everburn: Everburn, emulator: RunningEmulator
+    folder: Path, emulator: RunningEmulator
 ) -> None:
-    (everburn.folder / "sums.py").write_text(TASK)
     values = config(emulator) | {
         "backend": "dedicated",
         "base_url": emulator.url,
@@ -85,7 +91,7 @@ def test_a_planted_key_leaves_no_trace_of_dedicated_training(
         "deployment": {"shape": "accounts/everburn/deploymentShapes/tiny"},
         "output_model_id": "another-model",
     }
-    (everburn.folder / "run.json").write_text(json.dumps(values))
+    (folder / "run.json").write_text(json.dumps(values))
     with TrainerJobManager(api_key="fw_local", base_url=emulator.url) as jobs:
         jobs.create_and_wait(
             TrainerJobConfig(
@@ -98,33 +104,34 @@ def test_a_planted_key_leaves_no_trace_of_dedicated_training(
     ended = {"state": "JOB_STATE_FAILED", "message": f"failed for {KEY}"}
     emulator.admin("POST", "jobs/planted", ended)
 
-    # How a job ended, a deployment that must wait, a lease lost, a promotion tried again.
-    emulator.plan_fault("deployments", "status", status=409, message=f"wait, {KEY}")
-    emulator.plan_fault("hot_load", "status", status=400, message=f"for {KEY}", after=1)
-    emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
-    done = everburn("run", "run.json", "--id", "survives", *free_ports(), FIREWORKS_API_KEY=KEY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert emulator.admin("GET", "faults") == {"faults": []}
-    assert "model: accounts/everburn/models/another-model" in done.stdout
-    assert "promotion, attempt 1" in done.stdout
-    history = (everburn.folder / ".everburn" / "temporal.db").read_bytes()
+    with running_stack(folder, FIREWORKS_API_KEY=KEY) as everburn:
+        # How a job ended, a deployment that must wait, a lease lost, a promotion tried again.
+        emulator.plan_fault("deployments", "status", status=409, message=f"wait, {KEY}")
+        emulator.plan_fault("hot_load", "status", status=400, message=f"for {KEY}", after=1)
+        emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
+        done = everburn("run", "run.json", "--id", "survives", FIREWORKS_API_KEY=KEY)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert emulator.admin("GET", "faults") == {"faults": []}
+        assert "model: accounts/everburn/models/another-model" in done.stdout
+        assert "promotion, attempt 1" in done.stdout
+
+        emulator.plan_fault("deployments", "status", status=401, message=f"bad key {KEY}")
+        failed = everburn("run", "run.json", "--id", "fails", FIREWORKS_API_KEY=KEY)
+        assert failed.returncode == 1
+        assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
+        assert "bad key [secret]" in failed.stdout
+
+    history = (folder / ".everburn" / "temporal.db").read_bytes()
     assert b"which was failed (failed for [secret])" in history
     assert b"wait, [secret]" in history
-
-    emulator.plan_fault("deployments", "status", status=401, message=f"bad key {KEY}")
-    failed = everburn("run", "run.json", "--id", "fails", *free_ports(), FIREWORKS_API_KEY=KEY)
-    assert failed.returncode == 1
-    assert "the API key in FIREWORKS_API_KEY is refused" in failed.stdout
-    assert "bad key [secret]" in failed.stdout
-
-    check_no_trace(everburn, done, failed)
+    check_no_trace(folder, done, failed)
 
 
-def check_no_trace(everburn: Everburn, *commands: "subprocess.CompletedProcess[str]") -> None:
+def check_no_trace(folder: Path, *commands: "subprocess.CompletedProcess[str]") -> None:
     for command in commands:
         assert KEY not in command.stdout + command.stderr
     # Histories are in the server's database, logs and state beside it, the run's files in runs/.
-    files = [path for path in everburn.folder.rglob("*") if path.is_file()]
+    files = [path for path in folder.rglob("*") if path.is_file()]
     assert {"temporal.db", "ledger", "survives"} <= _names(files)
     assert [str(path) for path in files if KEY.encode() in path.read_bytes()] == []
 

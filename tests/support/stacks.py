@@ -1,0 +1,31 @@
+"""A local stack that stays up for several tests."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.command_line import Everburn, free_ports, wait_until
+from support.histories import replay_stack
+from workers.stack_folder import StackFolder
+from workers.supervisor import START_TIMEOUT
+
+
+@contextmanager
+def running_stack(folder: Path, **environment: str) -> Iterator[Everburn]:
+    """`everburn` in a folder whose stack is up, on ports of its own; what its workflows did is
+    replayed once it is down. environment: of all its processes."""
+    everburn = Everburn(folder)
+    stack = StackFolder(folder)
+    try:
+        dev = everburn.start("dev", *free_ports(), **environment)
+
+        def is_up() -> bool:
+            assert dev.poll() is None, everburn.told()
+            state = stack.find()
+            return state is not None and state.phase == "running"
+
+        wait_until(is_up, "the stack to run", timeout=START_TIMEOUT + 30)
+        yield everburn
+    finally:
+        everburn.close()
+    replay_stack(folder)
