@@ -1,6 +1,8 @@
 """The farms that run the workflows, and the check of every history that a test has produced."""
 
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest_asyncio
 from support.farm import Farm, Run, Start, open_farm, register_namespace, shared_workflow_modules
 from support.histories import check_payloads, replay, run_histories
 from support.script import Script
+from workflows import trainer_lease
 
 HERE = Path(__file__).parent
 
@@ -61,6 +64,13 @@ async def start_tuned(
 
     yield start
     await check_histories(tunable_farm)
+
+
+@pytest.fixture
+def quick_acquisition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session is asked for as often as else, without the seconds between."""
+    quick = replace(trainer_lease.ACQUIRE_ATTEMPTS, initial_interval=timedelta(milliseconds=10))
+    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", quick)
 
 
 async def check_histories(farm: Farm) -> None:

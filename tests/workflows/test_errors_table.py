@@ -23,7 +23,7 @@ async def retries(start: Start, error: type[TrainerError]) -> None:
     run = await start(script, rows=1)
     failure = await run.failure()
     assert (failure.type, failure.message) == (error.__name__, "said by the service")
-    assert run.trainer.count("open") == trainer_lease.ACQUIRE_ATTEMPTS
+    assert run.trainer.count("open") == trainer_lease.ACQUIRE_ATTEMPTS.maximum_attempts
 
 
 async def waits(start: Start, error: type[TrainerError]) -> None:
@@ -78,6 +78,7 @@ BEHAVIOURS: dict[Reaction, Callable[[Start, type[TrainerError]], Awaitable[None]
 @pytest.mark.parametrize(("reaction", "error"), PROMISES)
 async def test_a_run_does_what_the_row_says(
     start_tuned: Start,
+    quick_acquisition: None,
     monkeypatch: pytest.MonkeyPatch,
     reaction: Reaction,
     error: type[TrainerError],
