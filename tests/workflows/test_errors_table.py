@@ -38,8 +38,9 @@ async def waits(start: Start, error: type[TrainerError]) -> None:
 
 
 async def replaces(start: Start, error: type[TrainerError]) -> None:
-    run = await start(Script(), rows=1)
-    run.trainer.fail_once("optim_step", error("said by the service"))
+    script = Script()
+    script.trainer.fail_once("optim_step", error("said by the service"))
+    run = await start(script, rows=1)
     assert (await run.result()).steps == 1
     assert [entry.epoch for entry in run.ledger] == [2]
 
@@ -58,8 +59,9 @@ async def fails(start: Start, error: type[TrainerError]) -> None:
 async def holds(start: Start, error: type[TrainerError]) -> None:
     """Whatever on_fatal says; and goes on with what it has."""
     for call in ("open", "optim_step"):
-        run = await start(Script(), rows=1)
-        run.trainer.fail_once(call, error("said by the service"))
+        script = Script()
+        script.trainer.fail_once(call, error("said by the service"))
+        run = await start(script, rows=1)
         held = await run.until(phase="held")
         assert held.error == "said by the service"
         await run.handle.execute_update("resume")
