@@ -16,7 +16,7 @@ from typing import Any, Literal
 import httpx
 import psutil
 from temporalio.client import WorkflowHandle
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from benchmarks import tiny_task
 from benchmarks.audit import audit, check_no_session_lives
@@ -124,7 +124,8 @@ class Chaos:
     known_deaths: int = 0
 
     async def begin(self) -> None:
-        """Take note of what there is already."""
+        """Take note of what there is already. Raises what keeps processes from coming back."""
+        self.stack.processes.check()
         self.known_sessions = set(await self.sessions())
         self.known_deaths = len(self.stack.processes.deaths)
 
@@ -232,6 +233,7 @@ class Chaos:
 
     async def close(self) -> None:
         """End what a failed test has left, and plan nothing any more."""
+        await self.stack.answers()
         for trouble in self.troubles:
             trouble.file.unlink(missing_ok=True)
         for name in self.stack.processes.frozen():
@@ -239,8 +241,9 @@ class Chaos:
         for run in self.runs:
             try:
                 await run.handle.terminate("its test is over")
-            except RPCError:
-                continue  # it has ended
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended
+                    raise
         await self.emulator_answers()
         await self._emulator("DELETE", "faults")
         await self._emulator("POST", "capacity", {})
