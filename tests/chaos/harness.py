@@ -22,7 +22,7 @@ from benchmarks import tiny_task
 from benchmarks.audit import audit, check_no_session_lives
 from benchmarks.processes import ROOT, Death, Stack, result_of, stack
 from benchmarks.tiny_task import Execution, read_executions
-from chaos.kill_points import FOLDER, Plan, write_plan
+from chaos.kill_points import FOLDER, Plan, sessions_of_the_dead, write_plan
 from everburn.emulator.unknowns import WORST
 from everburn.learning.group import GroupManifest
 from everburn.ledger import LedgerEntry, read_ledger
@@ -210,12 +210,19 @@ class Chaos:
         await self.emulator_answers()
         unknowns = (await self._emulator("GET", "state"))["unknowns"]
         assert all(unknowns.values()), f"the emulator wasn't at its worst: {unknowns}"
-        return await audit(run.ref, self.stack, run.executed, again, self.known_sessions)
+        known = self.known_sessions | self.sessions_of_the_dead
+        return await audit(run.ref, self.stack, run.executed, again, known)
 
     @property
     def deaths(self) -> list[Death]:
         """Of this test."""
         return self.stack.processes.deaths[self.known_deaths :]
+
+    @property
+    def sessions_of_the_dead(self) -> set[str]:
+        """No audit waits until the service has missed signs of life that nobody can send: those of
+        processes that are known to be dead."""
+        return sessions_of_the_dead(self.folder / "plans")
 
     async def no_session_left(self) -> None:
         """Whoever has opened a session closes it, or it ends at the service."""
