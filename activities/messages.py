@@ -9,7 +9,14 @@ from everburn.controls import Control
 from everburn.learning.diagnostics import PolicyDistance
 from everburn.ledger import AdamParams, PreparedBatch
 from everburn.metrics import Number
-from everburn.refs import GroupKey, RewardSum, RolloutOutcome, RolloutStatus, RunRef
+from everburn.refs import (
+    NUMBERS_PER_LIFE,
+    GroupKey,
+    RewardSum,
+    RolloutOutcome,
+    RolloutStatus,
+    RunRef,
+)
 from everburn.run_folder import Owner
 
 
@@ -41,6 +48,13 @@ class Prepared(Message):
     notes: list[str] = Field(default_factory=list)
 
 
+class RunLife(Message):
+    """A run, in one of its lives: resumed after its end, it is in another one."""
+
+    run: RunRef
+    life: int
+
+
 class RolloutOrder(Message):
     run: RunRef
     group: GroupKey
@@ -48,6 +62,11 @@ class RolloutOrder(Message):
     version: int
     tries: int = 0
     """Earlier attempts at the same completion."""
+
+    @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.group.life)
 
 
 MAX_ERRORS = 8
@@ -95,6 +114,11 @@ class CompleteGroup(Message):
         )
 
     @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.group.life)
+
+    @property
     def outcomes(self) -> list[RolloutOutcome]:
         names: dict[str, RolloutStatus] = {name[0]: name for name in get_args(RolloutStatus)}
         return [
@@ -113,15 +137,22 @@ class GroupSummary(Message):
 
 
 class ShardOrder(Message):
-    """Held-out rows start..stop-1, evaluated under a policy version."""
+    """Held-out rows start..stop-1, evaluated under a policy version. life: of the run, which has
+    begun the evaluation."""
 
     run: RunRef
+    life: int
     version: int
     shard: int
     start: int
     stop: int
     tries: int = 0
     """Earlier attempts at the same shard."""
+
+    @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.life)
 
 
 class RowsFailed(Message):
@@ -132,8 +163,14 @@ class RowsFailed(Message):
 
 class EvaluateFunction(Message):
     run: RunRef
+    life: int
     version: int
     tries: int = 0
+
+    @property
+    def within(self) -> RunLife:
+        """Whom it is done for."""
+        return RunLife(run=self.run, life=self.life)
 
 
 class CompleteEvaluation(Message):
@@ -176,6 +213,12 @@ class LeaseGrant(Message):
 class LeaseRef(Message):
     run: RunRef
     epoch: int
+
+    @property
+    def life(self) -> int:
+        """The life of the run that asked for the lease; after a thousand leases more than that,
+        never less."""
+        return self.epoch // NUMBERS_PER_LIFE
 
 
 class PrepareBatch(Message):

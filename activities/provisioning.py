@@ -31,9 +31,9 @@ class ProvisioningActivities:
         if not await self._is_wanted(run):
             return ResourceReadiness(stage="unwanted", text="the run has ended")
         with final_errors(TrainerUnavailableError):
-            resources = RunResources(run, stored_config(run))
+            config = await asyncio.to_thread(stored_config, run)
             try:
-                found = await asyncio.to_thread(resources.advance)
+                found = await asyncio.to_thread(RunResources(run, config).advance)
             except TrainerCapacityError as error:
                 return ResourceReadiness(stage="pending", text=redacted(str(error)))
         text = redacted(found.text)  # the control plane's words among others
@@ -47,7 +47,8 @@ class ProvisioningActivities:
         from everburn.trainers.jobs import RunResources
 
         with final_errors(TrainerError):
-            return await asyncio.to_thread(RunResources(run, stored_config(run)).clean_up)
+            config = await asyncio.to_thread(stored_config, run)
+            return await asyncio.to_thread(RunResources(run, config).clean_up)
 
     async def _is_wanted(self, run: RunRef) -> bool:
         """Whether the run goes on; while the server can't be asked it is taken to."""

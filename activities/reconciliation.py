@@ -6,13 +6,14 @@ A lost signal, a terminated child or one that died heals here.
 import asyncio
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.failure_types import final_errors
-from activities.messages import FinishedGroup, Reconcile, Reconciled
+from activities.messages import FinishedGroup, Reconcile, Reconciled, RunLife
 from everburn.learning.group import find_group
-from everburn.refs import GroupKey, RunRef, decode_groups, encode_groups, group_workflow_id
+from everburn.refs import GroupKey, decode_groups, encode_groups, group_workflow_id
+from everburn.run_folder import find_owner
 from everburn.store import ArtifactStore, StoreError
 
 MAX_FINISHED = 10
@@ -47,23 +48,48 @@ class ReconciliationActivities:
         )
 
     @activity.defn
-    async def run_is_open(self, run: RunRef) -> bool:
+    async def run_is_open(self, within: RunLife) -> bool:
         """Whether somebody still waits for what a child of the run does."""
-        return await self._is_open(run.id)
+        return await goes_on(self._client, within)
 
     async def _is_open(self, workflow_id: str) -> bool:
         return await is_open(self._client, workflow_id)
 
 
-async def is_open(client: Client, workflow_id: str) -> bool:
-    """Whether a workflow of this id is running now."""
+async def goes_on(client: Client, within: RunLife) -> bool:
+    """Whether a run is open, and still in the life that something was begun in.
+
+    Resumed, it takes over its folder a moment after it has begun; until then it is told from its
+    former life by the owner that the folder has.
+
+    Raises:
+        RPCError, StoreError: it can't be asked.
+    """
+    found = await _open_execution(client, within.run.id)
+    if found is None:
+        return False
+    owner = await asyncio.to_thread(find_owner, ArtifactStore.of(within.run))
+    if owner is None:
+        return True
+    chain = found.raw_description.workflow_execution_info.first_run_id
+    return owner.chain == chain and owner.life <= within.life
+
+
+async def is_open(client: Client, workflow_id: str, run_id: str | None = None) -> bool:
+    """Whether a workflow of this id, or this execution of it, is running now."""
+    return await _open_execution(client, workflow_id, run_id) is not None
+
+
+async def _open_execution(
+    client: Client, workflow_id: str, run_id: str | None = None
+) -> WorkflowExecutionDescription | None:
     try:
-        description = await client.get_workflow_handle(workflow_id).describe()
+        found = await client.get_workflow_handle(workflow_id, run_id=run_id).describe()
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
-            return False
+            return None
         raise
-    return description.status == WorkflowExecutionStatus.RUNNING
+    return found if found.status == WorkflowExecutionStatus.RUNNING else None
 
 
 def _finished(store: ArtifactStore, key: GroupKey) -> FinishedGroup | None:

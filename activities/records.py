@@ -75,12 +75,13 @@ class RecordActivities:
     async def skip_group(self, order: SkipGroup) -> None:
         """Write down that a row isn't begun again, for whoever resumes the run."""
         with final_errors(StoreError):
+            config = await asyncio.to_thread(stored_config, order.run)
             await when_there_is_space(
                 skip_group,
                 ArtifactStore.of(order.run),
                 order.group,
                 order.version,
-                stored_config(order.run).completions_per_prompt,
+                config.completions_per_prompt,
             )
 
     @activity.defn

@@ -26,9 +26,10 @@ from activities.messages import (
     ReapResult,
     RolloutOrder,
     RowsFailed,
+    RunLife,
     ShardOrder,
 )
-from activities.run_watch import RunWatch
+from activities.run_watch import RunWatch, last_look
 from activities.runners import Runners, preload
 from everburn.refs import RolloutOutcome, RunRef
 from everburn.store import StoreError, when_there_is_space
@@ -60,6 +61,8 @@ class RolloutActivities:
 
         with final_errors(StoreError, LoopBlockedError):
             task = await self._user_loop.run(lambda: asyncio.to_thread(prepare_task, run))
+            async with self._runners.using(run):
+                pass  # the rollout function can be made, and is ready for the first rollouts
         return Prepared(rows=task.rows, evaluation_rows=task.evaluation_rows, notes=task.notes)
 
     @activity.defn
@@ -69,7 +72,7 @@ class RolloutActivities:
         with _told_by_kind(where):
             async with self._runners.using(order.run) as runner:
                 return await self._user_code(
-                    order.run,
+                    order.within,
                     lambda: runner.complete(
                         order.group, order.completion, order.version, order.tries
                     ),
@@ -79,8 +82,9 @@ class RolloutActivities:
     @activity.defn
     async def complete_group(self, order: CompleteGroup) -> GroupSummary:
         """Advantages, dynamic filter and manifest of a group whose completions have ended."""
+        look = last_look(order.within)
         async with self._runners.using(order.run) as runner:
-            manifest = await self._user_loop.run(lambda: _complete_group(runner, order))
+            manifest = await self._user_loop.run(lambda: _complete_group(runner, order, look))
         return GroupSummary(
             fate=manifest.fate,
             survivors=len(manifest.members),
@@ -103,10 +107,11 @@ class RolloutActivities:
     async def evaluate_shard(self, order: ShardOrder) -> None:
         from everburn.evaluation import evaluate_shard
 
-        with _told_by_kind():
+        rows = f"{order.start}-{order.stop - 1}"
+        with _told_by_kind(f"run {order.run.id} · evaluation rows {rows}"):
             async with self._runners.using(order.run) as runner:
                 await self._user_code(
-                    order.run,
+                    order.within,
                     lambda: evaluate_shard(
                         runner, order.version, order.shard, order.start, order.stop, order.tries
                     ),
@@ -118,10 +123,10 @@ class RolloutActivities:
         """The user's evaluation function, with the rollout function pinned to the version."""
         from everburn.evaluation import run_evaluation_function
 
-        with _told_by_kind():
+        with _told_by_kind(f"run {order.run.id} · evaluation function"):
             async with self._runners.using(order.run) as runner:
                 values = await self._user_code(
-                    order.run,
+                    order.within,
                     lambda: run_evaluation_function(runner, order.version, order.tries),
                     runner.config.evaluation_timeout,
                 )
@@ -152,17 +157,17 @@ class RolloutActivities:
         self._user_loop.close(self._runners.close)
 
     async def _user_code(
-        self, run: RunRef, function: Callable[[], Awaitable[T]], may_block: float
+        self, within: RunLife, function: Callable[[], Awaitable[T]], may_block: float
     ) -> T:
         """Await user code that nobody but the run waits for. may_block: seconds that it may keep
         the loop to itself."""
-        return await self._watch.unless_gone(run, self._user_loop.run(function, may_block))
+        return await self._watch.unless_gone(within, self._user_loop.run(function, may_block))
 
 
 @contextmanager
-def _told_by_kind(where: str = "") -> Iterator[None]:
+def _told_by_kind(where: str) -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
-    from everburn.failures import RowsFailedError, classify
+    from everburn.failures import RowsFailedError, classify, telling
     from everburn.user_loop import LoopBlockedError
 
     try:
@@ -176,15 +181,18 @@ def _told_by_kind(where: str = "") -> Iterator[None]:
     except LoopBlockedError as error:
         raise application_error(error, kind=WORKER_SHUTDOWN, where=where) from error
     except RowsFailedError as rows:
-        kind = _KINDS.get(classify(rows.first))
+        first = telling(rows.first)
         counted = RowsFailed(failed=rows.failed)
-        raise application_error(rows.first, counted, kind=kind, where=where) from rows.first
+        kind = _KINDS.get(classify(first))
+        raise application_error(first, counted, kind=kind, where=rows.where) from first
     except Exception as error:
-        kind = _KINDS.get(classify(error))
-        raise application_error(error, kind=kind, where=where) from error
+        told = telling(error)
+        raise application_error(told, kind=_KINDS.get(classify(told)), where=where) from told
 
 
-async def _complete_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":
+async def _complete_group(
+    runner: "RolloutRunner", order: CompleteGroup, look: Callable[[], None]
+) -> "GroupManifest":
     from everburn.entrypoints import call
     from everburn.learning.advantages import advantage_function
     from everburn.learning.group import Group, complete_group
@@ -219,4 +227,5 @@ async def _complete_group(runner: "RolloutRunner", order: CompleteGroup) -> "Gro
             lambda: runner.row(order.group.cursor),
             judge if entrypoint is not None else None,
             advantages,
+            look,
         )

@@ -1,7 +1,8 @@
 """The user code of runs, loaded once per process and run.
 
-Owns which runs' code stays loaded, and the end of what is let go: its samplers are closed. Doesn't
-own what runs there (rollouts.py), or the loop it runs on.
+Owns which runs' code stays loaded, and the end of what is let go: its samplers are closed. A run is
+told from others that had its id by who owns its folder. Doesn't own what runs there (rollouts.py),
+or the loop it runs on.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from activities.imports import import_all
 from everburn.refs import RunRef
+from everburn.run_folder import Owner, find_owner
+from everburn.store import ArtifactStore
 
 if TYPE_CHECKING:
     from everburn.rollout_runner import RolloutRunner
@@ -52,17 +55,18 @@ class Runners:
 
     def __init__(self, user_loop: "UserLoop") -> None:
         self._user_loop = user_loop
-        self._loaded: OrderedDict[RunRef, _Loaded] = OrderedDict()
+        self._loaded: OrderedDict[tuple[RunRef, Owner | None], _Loaded] = OrderedDict()
 
     @asynccontextmanager
     async def using(self, run: RunRef) -> "AsyncIterator[RolloutRunner]":
         """The run's user code, which stays loaded for as long as the block runs; a failed load is
         tried again by the next caller."""
-        loaded = self._loaded.get(run)
+        key = run, await asyncio.to_thread(find_owner, ArtifactStore.of(run))
+        loaded = self._loaded.get(key)
         if loaded is None or (loaded.task.done() and loaded.runner is None):
             loading = self._user_loop.run(lambda: _load(run), may_block=LOAD_TIMEOUT)
-            loaded = self._loaded[run] = _Loaded(asyncio.create_task(loading))
-        self._loaded.move_to_end(run)
+            loaded = self._loaded[key] = _Loaded(asyncio.create_task(loading))
+        self._loaded.move_to_end(key)
         loaded.users += 1
         try:
             yield await asyncio.shield(loaded.task)
@@ -79,9 +83,9 @@ class Runners:
 
     def _let_go(self) -> None:
         """Of those that nobody uses, close the ones used longest ago."""
-        idle = [run for run, each in self._loaded.items() if not each.users and each.task.done()]
-        for run in idle[: max(0, len(self._loaded) - MAX_RUNS)]:
-            runner = self._loaded.pop(run).runner
+        idle = [key for key, each in self._loaded.items() if not each.users and each.task.done()]
+        for key in idle[: max(0, len(self._loaded) - MAX_RUNS)]:
+            runner = self._loaded.pop(key).runner
             if runner is not None:
                 self._user_loop.call(runner.close)
 

@@ -8,6 +8,7 @@ which that process starts a second worker. Doesn't own what an operation does
 import asyncio
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,10 +51,11 @@ from everburn.ledger import PreparedBatch
 
 if TYPE_CHECKING:
     from everburn.config import RunConfig
+    from everburn.refs import RunRef
     from everburn.run_folder import Owner
     from everburn.trainers import Trainer
     from everburn.trainers.lease import Lease
-    from everburn.user_loop import UserLoop
+    from everburn.user_code import LimitedLoop
 
     OpenTrainer = Callable[[LeaseRef, RunConfig], Awaitable[Trainer]]
 
@@ -71,6 +73,8 @@ LEASE_GRACE = timedelta(seconds=5)
 """For activities of a released lease to report their results."""
 LEASE_SLOTS = 64
 """Activities at once on a lease's queue: more than submissions are ever pending."""
+MAX_IDLE_LOOPS = 8
+"""Of runs that this process holds no lease of, and may hold one of again."""
 
 
 @dataclass
@@ -116,7 +120,9 @@ class TrainerActivities:
         self._client = client
         self._open_trainer = open_trainer
         self._held: dict[LeaseRef, _Held] = {}
-        self._user_loop: UserLoop | None = None
+        self._batch_loops: OrderedDict[RunRef, LimitedLoop] = OrderedDict()
+        """Of `prepare_batch`, by run: what blocks holds up its own run only. They outlive leases:
+        what user code has opened belongs to its loop. The one used last is at the end."""
 
     @activity.defn
     async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
@@ -131,8 +137,13 @@ class TrainerActivities:
         with final_errors(TrainerUnavailableError):
             held = self._held.get(ref)
             if held is None:
+                if not await self._is_wanted(ref, await self._owner(ref)):
+                    gone = RuntimeError(
+                        f"run {ref.run.id} has no use for lease {ref.epoch} any more"
+                    )
+                    raise application_error(gone, kind=TRAINER_STATE_LOST)
                 await self._end_superseded(ref)
-                config = stored_config(order.run)
+                config = await asyncio.to_thread(stored_config, order.run)
                 for entrypoint in config.trainer_entrypoints:
                     # They run here, where other modules may be at hand than on a rollout worker.
                     await asyncio.to_thread(resolve, entrypoint)
@@ -299,32 +310,40 @@ class TrainerActivities:
                 self._retire(ref)
             if held.stopping is not None:
                 await held.stopping
-        if self._user_loop is not None:
-            self._user_loop.close()
+        for loop in self._batch_loops.values():
+            loop.close()
 
     async def _prepare_batch(self, lease: "Lease", order: PrepareBatch) -> PreparedBatch:
         from everburn.learning.batch import prepare_batch
         from everburn.refs import decode_groups
         from everburn.run_folder import stored_config
         from everburn.trainers import TrainerClosedError, TrainerStateLostError
-        from everburn.user_loop import UserLoop
 
-        if self._user_loop is None:
-            self._user_loop = UserLoop("batches")
         run = order.lease.run
-        entrypoint = stored_config(run).prepare_batch
+        entrypoint = (await asyncio.to_thread(stored_config, run)).prepare_batch
         assert entrypoint is not None
         groups = decode_groups(order.groups)
         score = trainer_operations.scoring(lease, asyncio.get_running_loop())
         try:
-            return await self._user_loop.run(
-                lambda: prepare_batch(run, order.step, groups, entrypoint, score)
+            return await prepare_batch(
+                run, order.step, groups, entrypoint, score, self._batch_loop(run)
             )
         except (TrainerStateLostError, TrainerClosedError):
             raise
         except Exception as error:
             where = f"run {run.id} · step {order.step} · {entrypoint.name}"
             raise application_error(error, where=where) from error
+
+    def _batch_loop(self, run: "RunRef") -> "LimitedLoop":
+        from everburn.user_code import LimitedLoop
+
+        loop = self._batch_loops.pop(run, None) or LimitedLoop("batches")
+        self._batch_loops[run] = loop
+        held = {ref.run for ref in self._held}
+        idle = [each for each in self._batch_loops if each not in held]
+        for each in idle[: max(0, len(idle) - MAX_IDLE_LOOPS)]:
+            self._batch_loops.pop(each).close()
+        return loop
 
     async def _end_superseded(self, ref: LeaseRef) -> None:
         """Leases of the same run that this process still holds are of no use any more."""
@@ -402,12 +421,14 @@ class TrainerActivities:
         return await asyncio.to_thread(find_owner, ArtifactStore.of(ref.run))
 
     async def _is_wanted(self, ref: LeaseRef, owner: "Owner | None") -> bool:
-        """Whether the run goes on, in the life that took the lease; while nobody can be asked it is
-        taken to."""
+        """Whether the run goes on, in the life that asked for the lease and took it; while nobody
+        can be asked it is taken to."""
         from everburn.store import StoreError
 
         try:
-            return await is_open(self._client, ref.run.id) and await self._owner(ref) == owner
+            now = await self._owner(ref)
+            its_own = now == owner and (now is None or now.life <= ref.life)
+            return its_own and await is_open(self._client, ref.run.id)
         except (RPCError, StoreError) as error:
             log.warning("can't look after run %s: %s", ref.run.id, error)
             return True

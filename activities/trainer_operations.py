@@ -48,7 +48,7 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.trainers.finite import require_finite_gradients
 
     run = order.lease.run
-    store, config = ArtifactStore.of(run), stored_config(run)
+    store, config = ArtifactStore.of(run), await asyncio.to_thread(stored_config, run)
     datums = await when_there_is_space(
         prepare_submission,
         store,
@@ -91,7 +91,7 @@ async def publish(lease: "Lease", order: Publish) -> Published:
 
     started = time.monotonic()
     run = order.lease.run
-    store, config = ArtifactStore.of(run), stored_config(run)
+    store, config = ArtifactStore.of(run), await asyncio.to_thread(stored_config, run)
     if not order.current and config.dedicated:
         # A deployment serves one version: older ones go on at the current one.
         return Published(snapshot="", seconds=0.0)
@@ -117,8 +117,9 @@ async def load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
     from everburn.trainers.fencing import check_fingerprint
 
     run = order.lease.run
+    config = await asyncio.to_thread(stored_config, run)
     await lease.trainer.load_checkpoint(order.path)
-    if stored_config(run).dedicated:
+    if config.dedicated:
         await check_fingerprint(ArtifactStore.of(run), lease.trainer, order.path)
 
 
@@ -128,7 +129,7 @@ async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
     from everburn.store import ArtifactStore, when_there_is_space
     from everburn.trainers.fencing import record_fingerprint
 
-    config = stored_config(order.lease.run)
+    config = await asyncio.to_thread(stored_config, order.lease.run)
     started = time.monotonic()
     path = await lease.trainer.save_checkpoint(order.name)
     checkpoint = Checkpoint(

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from everburn.config import RunConfig
-from everburn.failures import classify
+from everburn.failures import classify, telling
 from everburn.learning.advantages import sample_std
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
 from everburn.publications import Publication, publish
@@ -149,19 +149,18 @@ async def calibrate(
     """
     create_run_folder(run, config, Owner(chain=SNAPSHOT))
     task = await asyncio.to_thread(prepare_task, run)
-    trainer = await open_trainer(config)
+    runner = RolloutRunner(run)
     try:
-        snapshot = await trainer.publish(SNAPSHOT)
-        record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
-        publish(ArtifactStore.of(run), record)
-        runner = RolloutRunner(run)
+        trainer = await open_trainer(config)
         try:
-            rows = min(config.prompt_groups_per_step, task.rows)
-            return await _roll_out(runner, rows)
+            snapshot = await trainer.publish(SNAPSHOT)
+            record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
+            publish(ArtifactStore.of(run), record)
+            return await _roll_out(runner, min(config.prompt_groups_per_step, task.rows))
         finally:
-            runner.close()
+            await trainer.close()
     finally:
-        await trainer.close()
+        runner.close()
 
 
 async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
@@ -178,7 +177,8 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
             except Exception as error:
                 if classify(error) == "fatal" and config.on_any_rollout_failure != "fail":
                     raise
-                return f"{type(error).__name__}: {error}"
+                told = telling(error)
+                return f"{type(told).__name__}: {told}"
         if outcome.status == "dropped":
             return None
         found, run = read_rollout(runner.store, rollout_key(group, completion))

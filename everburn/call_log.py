@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.store import ArtifactStore, StoreFullError
+from everburn.store import ArtifactStore, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -67,19 +67,18 @@ class CallLog:
         return index, answers.popleft()
 
     async def note(self, call: LoggedCall) -> None:
-        """Keep a finished call, if the store has room: a retry would merely repeat it."""
+        """Keep a finished call, if the store takes it: a retry would merely repeat it."""
         line = call.model_dump_json()
         try:
             async with self._writing:
                 await asyncio.to_thread(self._store.append_lines, self._key, [line])
-        except StoreFullError as error:
+        except StoreError as error:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """The completion has its terminal record, or is to be sampled afresh: the log, and what it
         was made of, has done its work."""
-        for source in self._sources:
-            self._store.delete(source)
+        await asyncio.to_thread(self._store.discard, *self._sources)
 
 
 def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:

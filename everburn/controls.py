@@ -61,5 +61,13 @@ def changes_by(controls: Iterable[Control]) -> dict[str, JsonValue]:
 
 def ending_of(store: ArtifactStore) -> Ending | None:
     """How the run ended; None while it runs, and where it had no time to say so."""
-    keys = store.keys(CONTROLS)
-    return Control.model_validate(store.get_json(keys[-1])).ending if keys else None
+    life = None
+    for key in reversed(store.keys(CONTROLS)):
+        control = Control.model_validate(store.get_json(key))
+        if life not in (None, control.life):
+            break
+        if control.ending is not None:
+            return control.ending
+        # What came after it, or else what a life that goes on was told.
+        life = control.life
+    return None

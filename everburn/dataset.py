@@ -102,13 +102,12 @@ def _check_row(row: object, where: str) -> Row:
 
 def write_rows(store: ArtifactStore, key: str, rows: list[Row]) -> None:
     """Keep the rows with the run, so that every worker reads the same, whatever happens to the
-    source."""
-    store.put(key, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    source. Those that are there stay: rows may be in the works by then."""
+    store.put(key, "".join(json.dumps(row) + "\n" for row in rows).encode(), once=True)
 
 
-@lru_cache(maxsize=8)
 def stored_rows(run: RunRef, key: str) -> list[Row]:
-    """The rows that `write_rows` kept; read once per process."""
+    """The rows that `write_rows` kept; read anew each time, since a run's id may be used again."""
     return [json.loads(line) for line in ArtifactStore.of(run).get(key).splitlines()]
 
 

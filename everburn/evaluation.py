@@ -5,6 +5,7 @@ evaluation runs (the workflow) or how a row is rolled out (rollout_runner.py).
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import math
@@ -14,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from everburn.deadlines import within
 from everburn.entrypoints import call
 from everburn.failures import WORST_FIRST, RowsFailedError, classify
 from everburn.publications import find_publication
@@ -76,35 +78,34 @@ async def evaluate_shard(
             failed. No row outlives the call.
     """
     key = evaluation_shard_key(version, shard)
-    if runner.store.exists(key):
+    if await asyncio.to_thread(runner.store.exists, key):
         return
-    failures: list[Exception] = []
+    failures: dict[int, Exception] = {}
     count_all = runner.config.on_any_rollout_failure == "fail"
 
     async def evaluate(index: int) -> dict[str, Any] | None:
         try:
             return await runner.evaluate(index, version, tries)
         except Exception as error:
+            failures[index] = error
             if classify(error) == "fatal" and not count_all:
                 raise
-            failures.append(error)
             return None
 
     rows = range(start, stop)
-    try:
+    with contextlib.suppress(ExceptionGroup):  # what is fatal is among the failures
         async with asyncio.TaskGroup() as group:
             samples = [group.create_task(evaluate(index)) for index in rows]
-    except ExceptionGroup as fatal:
-        raise RowsFailedError(len(fatal.exceptions), fatal.exceptions[0]) from None
     if failures:
         # One that is final before one that counts, and that before one that doesn't.
-        failures.sort(key=lambda error: WORST_FIRST.index(classify(error)))
-        counted = sum(classify(error) in ("fatal", "recoverable") for error in failures)
-        raise RowsFailedError(counted, failures[0])
+        kinds = {index: classify(error) for index, error in failures.items()}
+        first = min(kinds, key=lambda index: WORST_FIRST.index(kinds[index]))
+        counted = sum(kind in ("fatal", "recoverable") for kind in kinds.values())
+        raise RowsFailedError(counted, failures[first], runner.held_out(first))
     write = partial(runner.store.put_json, once=True)
     await when_there_is_space(write, key, [sample.result() for sample in samples])
-    for index in rows:
-        runner.store.delete(evaluation_row_key(version, index))
+    kept = [evaluation_row_key(version, index) for index in rows]
+    await asyncio.to_thread(runner.store.discard, *kept)
 
 
 async def run_evaluation_function(
@@ -122,11 +123,14 @@ async def run_evaluation_function(
         return known
     figures = await _call_evaluation_function(runner, version, tries)
     await when_there_is_space(partial(store.put_json, once=True), key, figures)
-    folder = evaluation_folder(version)
-    for log in store.keys(folder):
-        if log.startswith(f"{folder}/_calls-"):
-            store.delete(log)
+    await asyncio.to_thread(_forget_calls, store, version)
     return figures
+
+
+def _forget_calls(store: ArtifactStore, version: int) -> None:
+    """The logs of an evaluation function's sampling calls have done their work."""
+    folder = evaluation_folder(version)
+    store.discard(*(key for key in store.keys(folder) if key.startswith(f"{folder}/_calls-")))
 
 
 async def _call_evaluation_function(
@@ -137,7 +141,8 @@ async def _call_evaluation_function(
     name = runner.config.evaluation.name
     values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version, tries))
     if inspect.isawaitable(values):
-        values = await values
+        async with within(None):  # its limit is that of the activity
+            values = await values
     if not isinstance(values, dict):
         raise ValueError(f"{name} returned {type(values).__name__}, not a dict of numbers")
     for key, value in values.items():

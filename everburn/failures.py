@@ -6,6 +6,7 @@ Owns the classification of scheduling.md's failure policy. Doesn't own retries o
 import asyncio
 from typing import Literal
 
+from everburn.entrypoints import EntrypointError
 from everburn.rollouts import RecoverableRolloutError
 from everburn.store import StoreError, StoreFullError
 
@@ -37,32 +38,59 @@ class SnapshotGoneError(RuntimeError):
 
 class RowsFailedError(RuntimeError):
     """Held-out rows failed. failed: how many, without those whose failure says nothing about them.
-    first: why one did; what that means for the run is what this does."""
+    first: why one did; what that means for the run is what this does. where: names that one."""
 
-    def __init__(self, failed: int, first: Exception) -> None:
-        super().__init__(f"{failed} rows failed, one for: {first}")
+    def __init__(self, failed: int, first: Exception, where: str) -> None:
+        super().__init__(f"{failed} rows failed, one for: {where}: {first}")
         self.failed = failed
         self.first = first
+        self.where = where
 
 
 def classify(error: BaseException) -> Failure:
     """Recoverable (retried, then dropped), gone with its snapshot or for want of space (retried),
     or fatal.
 
-    The cause chain counts: a library's own error around a timeout is still a timeout.
+    The cause chain counts: a library's own error around a timeout is still a timeout. A group, as
+    an asyncio.TaskGroup raises it, is what the worst of its errors is.
     """
-    seen: set[int] = set()
+    return _classified(error, frozenset())
+
+
+def _classified(error: BaseException, around: frozenset[int]) -> Failure:
+    """around: ids of the errors whose causes or members lead here; they may do so in a circle."""
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and id(current) not in around:
+        around |= {id(current)}
+        if isinstance(current, BaseExceptionGroup):
+            members = [_classified(member, around) for member in current.exceptions]
+            return min(members, key=WORST_FIRST.index)
         if isinstance(current, SnapshotGoneError):
             return "snapshot_gone"
         if isinstance(current, StoreFullError):
             return "store_full"
+        if isinstance(current, EntrypointError):
+            # Its cause is whatever the user's module raised as it was imported.
+            return "fatal"
         if _is_recoverable(current):
             return "recoverable"
         current = current.__cause__
     return "fatal"
+
+
+def telling(error: Exception) -> Exception:
+    """Of a group, the error that makes it what it is to the run, the first if there are several;
+    any other error itself."""
+    while isinstance(error, ExceptionGroup):
+        error = min(error.exceptions, key=lambda each: WORST_FIRST.index(classify(each)))
+    return error
+
+
+def needs_fresh_samples(error: Exception) -> bool:
+    """Whether the error, or one of a group, says that the completion's samples won't do."""
+    if isinstance(error, ExceptionGroup):
+        return any(map(needs_fresh_samples, error.exceptions))
+    return isinstance(error, RecoverableRolloutError) and error.sample_afresh
 
 
 def _is_recoverable(error: BaseException) -> bool:

@@ -35,6 +35,11 @@ class StoredRef(Ref):
     sha256: str
 
 
+NUMBERS_PER_LIFE = 1000
+"""Attempts and lease epochs of a resumed run begin at the next thousand: what its former lives
+used, and perhaps left no trace of, is never used again."""
+
+
 class GroupKey(Ref):
     """A prompt group: the row at `cursor`, in its `attempt`."""
 
@@ -44,6 +49,12 @@ class GroupKey(Ref):
     @property
     def name(self) -> str:
         return f"row-{self.cursor:06d}.{self.attempt}"
+
+    @property
+    def life(self) -> int:
+        """The life of the run in which the group was begun; after a thousand attempts at one row
+        more than that, never less."""
+        return self.attempt // NUMBERS_PER_LIFE
 
     @property
     def text(self) -> str:

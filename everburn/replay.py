@@ -11,6 +11,7 @@ from everburn.learning.datums import Datum
 from everburn.learning.group import GroupManifest
 from everburn.learning.submissions import SubmissionManifest, recorded_datums
 from everburn.ledger import LedgerEntry, PreparedBatch
+from everburn.refs import StoredRef
 from everburn.store import ArtifactStore
 from everburn.trainers import Trainer
 from everburn.trainers.finite import require_finite_gradients, require_finite_metrics
@@ -25,8 +26,7 @@ async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry
     """
     pending = []
     for ref in entry.submissions:
-        manifest = SubmissionManifest.model_validate(store.get_json(ref))
-        datums = await asyncio.to_thread(_datums, store, manifest, entry.prepared)
+        datums = await asyncio.to_thread(_datums, store, ref, entry.prepared)
         pending.append(trainer.forward_backward(datums, entry.loss, entry.loss_config))
     for gradients in await asyncio.gather(*pending):
         require_finite_gradients(gradients)
@@ -35,7 +35,8 @@ async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry
 
 
 def _datums(
-    store: ArtifactStore, manifest: SubmissionManifest, prepared: PreparedBatch | None
+    store: ArtifactStore, submission: StoredRef, prepared: PreparedBatch | None
 ) -> list[Datum]:
+    manifest = SubmissionManifest.model_validate(store.get_json(submission))
     groups = (GroupManifest.model_validate(store.get_json(ref)) for ref in manifest.groups)
     return recorded_datums(store, groups, prepared)

@@ -27,6 +27,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import Entrypoint
+from everburn.deadlines import within
 from everburn.entrypoints import call, resolve
 from everburn.refs import RESOURCES, resource_key
 from everburn.rollouts import RecoverableRolloutError
@@ -206,7 +207,7 @@ async def _reap(store: ArtifactStore, key: str) -> None:
     record = await asyncio.to_thread(_find, store, key)
     if record is None:
         return  # it has been reaped meanwhile
-    async with asyncio.timeout(REAP_TIMEOUT):
+    async with within(REAP_TIMEOUT):
         result = await in_thread(lambda: call(record.reaper))
         if inspect.isawaitable(result):
             await result

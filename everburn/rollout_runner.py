@@ -8,17 +8,20 @@ loop it runs on (user_loop.py) or what a group makes of it (learning/group.py).
 import asyncio
 import copy
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from everburn.call_log import CallLog
 from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
-from everburn.earlier_attempts import adopt_rollout, earlier_call_logs
+from everburn.deadlines import within
+from everburn.earlier_attempts import EarlierAttempts, has_rollout, recorded_calls
 from everburn.entrypoints import call, resolve
+from everburn.failures import needs_fresh_samples
 from everburn.learning.rollout_file import CompletionRecord, write_rollout
 from everburn.refs import (
     EVALUATION_ROWS_KEY,
@@ -36,18 +39,20 @@ from everburn.refs import (
 )
 from everburn.resources import Resources, reap_at_end, reap_earlier, require_own
 from everburn.rollouts import (
-    RecoverableRolloutError,
     RolloutFn,
     RolloutRun,
     RolloutSetup,
     context_parameters,
     require_routing,
     validate_rollout,
+    written_info,
 )
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler
-from everburn.store import ArtifactStore, when_there_is_space
+from everburn.store import ArtifactStore, StoreError, when_there_is_space
 from everburn.tokenizers import load_tokenizer, tokenizer_name
+
+log = logging.getLogger(__name__)
 
 FULL_PATIENCE = 30.0
 """Seconds that a full store is waited for beyond a rollout's deadline; its activity has more."""
@@ -55,9 +60,11 @@ FULL_PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a rollout function returned, validated, and what was noted on the way."""
+    """What a rollout function returned, validated, and what was noted on the way. info: the
+    rollout's, as files have it."""
 
     run: RolloutRun
+    info: dict[str, Any]
     scope: CompletionScope
     seconds: float
 
@@ -71,6 +78,7 @@ class RolloutRunner:
         self.config = stored_config(run)
         self._tokenizer = load_tokenizer(self.config)
         self._vocab_size = len(self._tokenizer)
+        self._earlier = EarlierAttempts(self.store)
         self._sampler = Sampler(self.store, self.config, self._tokenizer)
         self._rollout_fn = make_rollout_fn(
             self.config, self._tokenizer, self._sampler, Resources(self.store)
@@ -89,10 +97,8 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, StoreFullError, and whatever the function raises.
         """
         begun = time.monotonic()
-        key = rollout_key(group, completion)
-        if self.store.exists(key) or await when_there_is_space(
-            adopt_rollout, self.store, group, completion, version
-        ):
+        earlier = await asyncio.to_thread(self._earlier.unused, group)
+        if await when_there_is_space(has_rollout, self.store, group, completion, version, earlier):
             return RolloutOutcome(completion=completion, status="succeeded", reused=True)
         position = self.order.position(group.cursor)
         where = f"run {self.run.id} · row {group.cursor} · completion {completion}"
@@ -108,23 +114,24 @@ class RolloutRunner:
         scope = CompletionScope(
             where,
             version,
-            log=await asyncio.to_thread(self._log_of, group, completion),
+            log=await asyncio.to_thread(self._log_of, group, completion, earlier),
             run=self.run.id,
             name=completion_name(group, completion),
             tries=tries,
         )
-        row = stored_rows(self.run, ROWS_KEY)[position.row_index]
+        row = self._rows[position.row_index]
         finished = await self._call(row, context, scope)
         if finished is None:
-            return _outcome(completion, "dropped", scope)
+            return await _outcome(completion, "dropped", scope)
         record = self._record(finished, group, position, completion, version)
         # Given up before the attempt is, which would count: a full disk says nothing about it.
         left = self.config.rollout_timeout + FULL_PATIENCE - (time.monotonic() - begun)
+        key = rollout_key(group, completion)
         # Off the loop: compressing and writing would hold up other rollouts.
         await when_there_is_space(
             write_rollout, self.store, key, record, finished.run, patience=left
         )
-        return _outcome(completion, "succeeded", scope)
+        return await _outcome(completion, "succeeded", scope)
 
     async def evaluate(self, index: int, version: int, tries: int = 0) -> dict[str, Any]:
         """Evaluate one held-out row under a policy version; returns its sample, which is kept, and
@@ -137,8 +144,8 @@ class RolloutRunner:
         known: dict[str, Any] | None = await asyncio.to_thread(self.store.find_json, key)
         if known is not None:
             return known
-        row = stored_rows(self.run, EVALUATION_ROWS_KEY)[index]
-        where = f"run {self.run.id} · evaluation row {index}"
+        row = self._evaluation_rows[index]
+        where = self.held_out(index)
         scope = self._evaluation_scope(where, version, f"row-{index}", tries)
         finished = await self._call(row, evaluation_context(index), scope)
         if finished is None:
@@ -146,15 +153,19 @@ class RolloutRunner:
         sample = {
             "prompt": self._prompt(finished.run),
             "reward": float(finished.run.segments[0].reward),
-            "info": finished.run.info,
+            "info": finished.info,
             "answer": self._answer(finished.run),
             "output_tokens": finished.scope.output_tokens,
             "at_token_limit": finished.scope.at_token_limit,
         }
         await when_there_is_space(partial(self.store.put_json, once=True), key, sample)
         if scope.log is not None:
-            scope.log.forget()
+            await scope.log.forget()
         return sample
+
+    def held_out(self, index: int) -> str:
+        """The name of a held-out row in messages."""
+        return f"run {self.run.id} · evaluation row {index}"
 
     def evaluation_rollout_fn(self, version: int, tries: int = 0) -> RolloutFn:
         """The rollout function as an evaluation function calls it: pinned to a version.
@@ -175,9 +186,11 @@ class RolloutRunner:
 
         return rollout_fn
 
-    def _log_of(self, group: GroupKey, completion: int) -> CallLog | None:
-        earlier = earlier_call_logs(self.store, group, completion)
-        return self._log(call_log_key(group, completion), earlier)
+    def _log_of(
+        self, group: GroupKey, completion: int, earlier: Sequence[GroupKey]
+    ) -> CallLog | None:
+        recorded = recorded_calls(self.store, completion, earlier)
+        return self._log(call_log_key(group, completion), recorded)
 
     def _evaluation_scope(self, where: str, version: int, part: str, tries: int) -> CompletionScope:
         return CompletionScope(
@@ -195,16 +208,23 @@ class RolloutRunner:
 
     @property
     def order(self) -> RowOrder:
-        rows = len(stored_rows(self.run, ROWS_KEY))
-        return RowOrder(rows, self.config.shuffle, self.config.seed)
+        return RowOrder(len(self._rows), self.config.shuffle, self.config.seed)
 
     def row(self, cursor: int) -> Row:
         """The dataset row that a cursor points at."""
-        return stored_rows(self.run, ROWS_KEY)[self.order.position(cursor).row_index]
+        return self._rows[self.order.position(cursor).row_index]
 
     def close(self) -> None:
         """Close the sampler's connections."""
         self._sampler.close()
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        return stored_rows(self.run, ROWS_KEY)
+
+    @cached_property
+    def _evaluation_rows(self) -> list[Row]:
+        return stored_rows(self.run, EVALUATION_ROWS_KEY)
 
     async def _call(
         self, row: Row, context: dict[str, Any], scope: CompletionScope
@@ -212,9 +232,9 @@ class RolloutRunner:
         """Call the rollout function, within its deadline, and leave nothing of it behind."""
         try:
             return await self._within_resources(row, context, scope)
-        except RecoverableRolloutError as error:
-            if error.sample_afresh and scope.log is not None:
-                scope.log.forget()
+        except Exception as error:
+            if needs_fresh_samples(error) and scope.log is not None:
+                await scope.log.forget()
             raise
 
     async def _within_resources(
@@ -226,19 +246,28 @@ class RolloutRunner:
         try:
             with self._sampler.serving(scope):
                 # A copy: user code may change its row, and the next completion gets the same one.
-                result = await asyncio.wait_for(
-                    self._rollout_fn(copy.deepcopy(row), **wanted), self.config.rollout_timeout
-                )
+                given = copy.deepcopy(row)
+                async with within(self.config.rollout_timeout, "rollout_timeout"):
+                    result = await self._rollout_fn(given, **wanted)
             await require_own(self.store, scope)
         finally:
             # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.
-            await asyncio.shield(asyncio.create_task(reap_at_end(self.store, scope.attempt)))
+            await asyncio.shield(asyncio.create_task(self._reap(scope)))
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
         if self.config.router_replay:
             require_routing(run, scope.where)
-        return Finished(run, scope, time.monotonic() - started)
+        info = written_info(run, scope.where)
+        return Finished(run, info, scope, time.monotonic() - started)
+
+    async def _reap(self, scope: CompletionScope) -> None:
+        """Reap what the attempt has made. A store that can't say what that is mustn't cost what the
+        completion came to: the end of its group looks again."""
+        try:
+            await reap_at_end(self.store, scope.attempt)
+        except StoreError as error:
+            log.warning("%s: not looked for what it has left: %s", scope.where, error)
 
     def _record(
         self,
@@ -261,7 +290,7 @@ class RolloutRunner:
             output_tokens=finished.scope.output_tokens,
             prompt=self._prompt(finished.run),
             answer=self._answer(finished.run),
-            info=finished.run.info,
+            info=finished.info,
             seconds=finished.seconds,
         )
 
@@ -282,11 +311,13 @@ class RolloutRunner:
         return str(self._tokenizer.decode(trained, skip_special_tokens=True))
 
 
-def _outcome(completion: int, status: RolloutStatus, scope: CompletionScope) -> RolloutOutcome:
+async def _outcome(
+    completion: int, status: RolloutStatus, scope: CompletionScope
+) -> RolloutOutcome:
     """The terminal record of a completion, whose log has done its work."""
     if scope.log is None:
         return RolloutOutcome(completion=completion, status=status)
-    scope.log.forget()
+    await scope.log.forget()
     return RolloutOutcome(completion=completion, status=status, reused=scope.log.reused > 0)
 
 

@@ -6,6 +6,7 @@ Doesn't own how rollouts are called, sampled or stored.
 """
 
 import inspect
+import json
 import math
 import operator
 from collections.abc import Awaitable, Callable, Sequence
@@ -134,7 +135,7 @@ class RolloutRun:
 
     answer: the completion's text, shown in evaluation files; by default the trained tokens
         decoded.
-    info: anything JSON-able that explains the reward.
+    info: anything that explains the reward, by name; what JSON has no form for is kept as text.
     ground_truth_tokens: token ids of the right answer, as it would follow a generation prompt; for
         a `prepare_batch` that scores it, such as IGPO.
     """
@@ -229,6 +230,8 @@ def validate_rollout(value: object, where: str, vocab_size: int | None = None) -
         raise InvalidRolloutError(
             f"{where}: all segments of a completion share its reward, got {sorted(rewards)}"
         )
+    if value.answer is not None and not isinstance(value.answer, str):
+        raise InvalidRolloutError(f"{where}: answer is {value.answer!r}, not text or None")
     truth = value.ground_truth_tokens
     if truth is not None:
         if not _is_flat(truth) or len(truth) == 0:
@@ -239,6 +242,22 @@ def validate_rollout(value: object, where: str, vocab_size: int | None = None) -
         if problem:
             raise InvalidRolloutError(f"{where} · ground_truth_tokens: {problem}")
     return value
+
+
+def written_info(run: RolloutRun, where: str) -> dict[str, Any]:
+    """A rollout's `info` as files have it: what JSON has no form for (an array, NaN) is text there.
+
+    Raises:
+        InvalidRolloutError: naming the place; it isn't a dict, or not even so fit for JSON.
+    """
+    if not isinstance(run.info, dict):
+        raise InvalidRolloutError(f"{where}: info is a {type(run.info).__name__}, not a dict")
+    try:
+        text = json.dumps(run.info, default=str)
+    except Exception as error:
+        raise InvalidRolloutError(f"{where}: info can't be written as JSON: {error}") from error
+    info: dict[str, Any] = json.loads(text, parse_constant=str)
+    return info
 
 
 def require_routing(run: RolloutRun, where: str) -> None:

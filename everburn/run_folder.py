@@ -4,8 +4,6 @@ has by now.
 Doesn't own the files of other nouns (ledger, metrics, rollouts): each has its module.
 """
 
-from functools import lru_cache
-
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import RunConfig, changed_fields, parse_config
@@ -90,10 +88,13 @@ def find_origin(store: ArtifactStore) -> Origin | None:
     return None if found is None else Origin.model_validate(found)
 
 
-@lru_cache(maxsize=64)
 def stored_config(run: RunRef) -> RunConfig:
     """The configuration that a run was started with; what can't change while it goes on is as it
-    was."""
+    was.
+
+    Read anew each time: processes outlive runs, and who has deleted a run's folder may start
+    another run under its id.
+    """
     return parse_config(ArtifactStore.of(run).get_json(CONFIG_KEY))
 
 

@@ -222,7 +222,7 @@ class Sampler:
         deadline = time.monotonic() + RECOVERY_PATIENCE
         gone: Publication | None = None
         while True:
-            publication = serving(self._store, scope.version)
+            publication = await asyncio.to_thread(serving, self._store, scope.version)
             if publication is not None and publication != gone:
                 try:
                     return await self._ask(publication, scope, prompt, settings)

@@ -6,7 +6,6 @@ own keys (refs.py) or what files mean.
 """
 
 import asyncio
-import contextlib
 import errno
 import hashlib
 import json
@@ -63,14 +62,36 @@ class ArtifactStore:
         return str(PurePosixPath(self._root) / key)
 
     def exists(self, key: str) -> bool:
-        return bool(self._fs.exists(self.path(key)))
+        """Whether there is anything under a key.
+
+        Raises:
+            StoreError: that can't be told now.
+        """
+        path = self.path(key)
+        try:
+            if not self._local:
+                return bool(self._fs.exists(path))
+            # fsspec takes every error for an answer; what was written would be done again.
+            Path(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise StoreError(f"can't look for {path}: {error.strerror or error}") from error
+        return True
 
     def keys(self, folder: str) -> list[str]:
-        """The keys directly below a folder of the store, sorted; none when it isn't there."""
+        """The keys directly below a folder of the store, sorted; none when it isn't there.
+
+        Raises:
+            StoreError
+        """
+        path = self.path(folder)
         try:
-            names = self._fs.ls(self.path(folder), detail=False)
+            names = self._fs.ls(path, detail=False)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise StoreError(f"can't list {path}: {error.strerror or error}") from error
         found = (PurePosixPath(name).name for name in names)
         return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
 
@@ -163,9 +184,26 @@ class ArtifactStore:
         return rows
 
     def delete(self, key: str) -> None:
-        """Remove a key; one that isn't there is fine."""
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self.path(key))
+        """Remove a key; one that isn't there is fine.
+
+        Raises:
+            StoreError
+        """
+        path = self.path(key)
+        try:
+            self._fs.rm_file(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StoreError(f"can't delete {path}: {error.strerror or error}") from error
+
+    def discard(self, *keys: str) -> None:
+        """Remove keys that have done their work. What can't be removed stays, and harms nobody."""
+        for key in keys:
+            try:
+                self.delete(key)
+            except StoreError as error:
+                log.warning("%s; it is left there", error)
 
     def append_lines(self, key: str, lines: list[str]) -> None:
         """Add lines to a text file. For one writer at a time; callers keep it idempotent."""

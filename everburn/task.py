@@ -1,6 +1,6 @@
 """Preparing a run's task: everything that can go wrong before money or time is spent.
 
-Owns the checks that need the outside world (imports, rows, tokenizer, keys) and the copy of the
+Owns the checks that need the outside world (imports, rows, keys) and the copy of the
 rows that the run keeps. Doesn't own the configuration's own rules (config.py).
 """
 
@@ -11,7 +11,7 @@ from everburn.config import Entrypoint
 from everburn.dataset import load_rows, stored_rows, write_rows
 from everburn.learning.advantages import check_single_reward
 from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, RunRef
-from everburn.rollout_runner import RolloutRunner, resolve_names
+from everburn.rollout_runner import resolve_names
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 
@@ -26,11 +26,12 @@ class PreparedTask:
 
 
 def prepare_task(run: RunRef) -> PreparedTask:
-    """Resolve names, read and keep the rows, and make the rollout function once.
+    """Resolve names, and read and keep the rows. Whether the rollout function can be made is seen
+    where that is: a RolloutRunner is due next.
 
     Raises:
-        EntrypointError, DatasetError, TokenizerError, MissingKeyError, InvalidRolloutError,
-        InvalidAdvantagesError, and whatever the user's factory raises.
+        EntrypointError, DatasetError, MissingKeyError, InvalidAdvantagesError, and whatever the
+        user's dataset functions raise.
     """
     config = stored_config(run)
     resolve_names(config)
@@ -38,13 +39,12 @@ def prepare_task(run: RunRef) -> PreparedTask:
         check_single_reward(config.advantages)
     api_key(config)
     store = ArtifactStore.of(run)
-    # Written once: a run that is resumed or forked goes on with the rows it has.
+    # A run that is resumed or forked goes on with the rows it has: the source isn't looked at.
     if not store.exists(ROWS_KEY):
         write_rows(store, ROWS_KEY, load_rows(config.dataset, config.max_rows))
     if not store.exists(EVALUATION_ROWS_KEY):
         held_out = load_rows(config.evaluation_dataset) if config.evaluation_dataset else []
         write_rows(store, EVALUATION_ROWS_KEY, held_out)
-    RolloutRunner(run).close()
     return PreparedTask(
         len(stored_rows(run, ROWS_KEY)),
         len(stored_rows(run, EVALUATION_ROWS_KEY)),

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from everburn.call_log import CallLog, LoggedCall, question_digest
 from everburn.store import ArtifactStore
 
@@ -59,7 +61,7 @@ async def test_earlier_logs_answer_too_and_are_forgotten_with_it(tmp_path: Path)
     assert third.ask(question_digest([1], {}))[1] is not None
     assert third.ask(question_digest([1, 2], {}))[1] is not None
 
-    third.forget()
+    await third.forget()
     assert store.keys("rollouts/row-000017.0") == store.keys("rollouts/row-000017.1") == []
 
 
@@ -123,10 +125,20 @@ async def test_what_follows_a_cut_off_line_is_not_lost_to_it(tmp_path: Path) -> 
     assert third.ask(question_digest([2], {})) == (1, a_call(1, [2]))
 
 
+async def test_a_call_that_cant_be_recorded_is_told_and_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ArtifactStore(str(tmp_path))
+    store.put("rollouts", b"a file in the place of the folder")
+    await CallLog(store, "rollouts/row-000017.0/_calls-3.jsonl").note(a_call(0, [1]))
+    (record,) = caplog.records
+    assert "sampling call 0 isn't recorded: can't write" in record.message
+
+
 async def test_a_finished_completion_forgets_its_log(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     log = await a_log_of(store, [1])
-    log.forget()
-    log.forget()
+    await log.forget()
+    await log.forget()
 
     assert not store.exists(KEY)

@@ -179,6 +179,26 @@ def test_rows_are_kept_with_the_run_whatever_happens_to_their_source(tmp_path: P
     assert stored_rows(run, ROWS_KEY) == rows == [{"text": "a\u2028b"}, {"text": "😀"}]
 
 
+def test_rows_that_a_slow_writer_brings_late_change_nothing(tmp_path: Path):
+    """An attempt at preparing a run can't be stopped once it is given up."""
+    run = RunRef(store=str(tmp_path / "runs"), id="r1")
+    store = ArtifactStore.of(run)
+    write_rows(store, ROWS_KEY, [{"text": "first"}])
+    kept = store.ref(ROWS_KEY)
+    write_rows(store, ROWS_KEY, [{"text": "late"}])
+    assert store.ref(ROWS_KEY) == kept
+    assert stored_rows(run, ROWS_KEY) == [{"text": "first"}]
+
+
+def test_rows_are_those_of_the_run_that_has_the_id_now(tmp_path: Path):
+    run = RunRef(store=str(tmp_path), id="r1")
+    store = ArtifactStore.of(run)
+    for text in ("a", "b"):
+        write_rows(store, ROWS_KEY, [{"text": text}])
+        assert stored_rows(run, ROWS_KEY) == [{"text": text}]
+        store.delete(ROWS_KEY)
+
+
 def epoch_rows(order: RowOrder, epoch: int) -> list[int]:
     positions = [order.position(epoch * order.rows + place) for place in range(order.rows)]
     assert {position.epoch for position in positions} == {epoch}

@@ -63,7 +63,7 @@ async def test_a_completion_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_completion_that_takes_too_long_leaves_nothing(tmp_path: Path) -> None:
     run = a_run(tmp_path, "hang", rollout_timeout=2.0)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"^not finished within rollout_timeout \(2 s\)$"):
         await complete(run)
     check_nothing_is_left(tmp_path, run)
 
@@ -153,13 +153,13 @@ async def test_a_run_that_is_no_more_is_cleaned_up_by_hand(tmp_path: Path) -> No
     await in_a_completion(store, name, "shutil:rmtree", path=str(left_behind))
     everburn = Everburn(tmp_path)
 
-    done = await asyncio.to_thread(everburn, "reap", run.id)
+    done = await asyncio.to_thread(everburn, "reap", run.id, "--ended")
     assert done.returncode == 0, done.stderr
     assert "run agents: 1 resources reaped, 0 left" in done.stdout
     assert not left_behind.exists() and registered(store) == []
 
     await in_a_completion(store, name, "shutil:rmtree", path=str(left_behind))
-    done = await asyncio.to_thread(everburn, "reap", run.id)
+    done = await asyncio.to_thread(everburn, "reap", run.id, "--ended")
     assert done.returncode == 1
     assert "0 resources reaped, 1 left" in done.stdout and "FileNotFoundError" in done.stdout
 
@@ -180,7 +180,7 @@ async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
     monkeypatch.syspath_prepend(tmp_path)
     name = completion_name(GroupKey(cursor=0), 0)
     await in_a_completion(ArtifactStore.of(run), name, "farm:end", path=str(left_behind))
-    done = await asyncio.to_thread(Everburn(tmp_path), "reap", run.id)
+    done = await asyncio.to_thread(Everburn(tmp_path), "reap", run.id, "--ended")
     assert done.returncode == 0, done.stdout
     assert not left_behind.exists()
 
@@ -249,6 +249,17 @@ async def test_a_reaper_that_hangs_holds_nobody_up(
     monkeypatch.setattr(resources_module, "END_TIMEOUT", 0.05)
     await reap_at_end(store, "c")
     assert len(registered(store)) == 1
+
+
+async def test_a_reaper_that_is_too_slow_is_told_with_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ArtifactStore(str(tmp_path))
+    await in_a_completion(store, "c", "test_resources:take_for_ever")
+    monkeypatch.setattr(resources_module, "REAP_TIMEOUT", 0.05)
+    assert (await reap(store, "c")).failures == [
+        "completion c: test_resources:take_for_ever: TimeoutError: not finished within 0.05 s"
+    ]
 
 
 async def test_a_reaper_that_does_not_exist_is_refused_before_anything_is_made(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from everburn.rollouts import (
     context_parameters,
     require_routing,
     validate_rollout,
+    written_info,
 )
 from everburn.sampling import Sample
 
@@ -386,4 +388,57 @@ def test_a_signature_that_cant_be_called_is_refused(function: Any, wanted: str):
     assert str(caught.value) == (
         f"rollout_fn {wanted}: it receives the row, and any of cursor_index, row_index, epoch, "
         "rollout_idx, sample_index, end_of_epoch, evaluation"
+    )
+
+
+class Judge:
+    def __str__(self) -> str:
+        return "judge 7"
+
+
+def test_info_keeps_as_text_what_json_has_no_form_for():
+    info = {
+        "got": None,
+        "parts": [1, 0.5, {"ä": True}],
+        "score": float("nan"),
+        "bounds": (float("-inf"), float("inf")),
+        "weights": np.array([1, 2]),
+        "judge": Judge(),
+        7: "lucky",
+    }
+    written = written_info(RolloutRun([segment()], info=info), WHERE)
+    assert written == {
+        "got": None,
+        "parts": [1, 0.5, {"ä": True}],
+        "score": "NaN",
+        "bounds": ["-Infinity", "Infinity"],
+        "weights": "[1 2]",
+        "judge": "judge 7",
+        "7": "lucky",
+    }
+    json.dumps(written, allow_nan=False)
+
+
+CIRCLE: dict[str, Any] = {}
+CIRCLE["itself"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    ("info", "rule"),
+    [
+        ([1], "info is a list, not a dict"),
+        (None, "info is a NoneType, not a dict"),
+        ({(1, 2): 3}, "info can't be written as JSON: keys must be str"),
+        (CIRCLE, "info can't be written as JSON: Circular reference"),
+    ],
+)
+def test_info_that_isnt_fit_for_json_is_refused_with_its_place(info: Any, rule: str):
+    with pytest.raises(InvalidRolloutError) as caught:
+        written_info(RolloutRun([segment()], info=info), WHERE)
+    assert str(caught.value).startswith(f"{WHERE}: {rule}")
+
+
+def test_an_answer_is_text():
+    assert complaint(RolloutRun([segment()], answer=42)) == (  # type: ignore[arg-type]
+        f"{WHERE}: answer is 42, not text or None"
     )

@@ -1,6 +1,7 @@
 """The sampler of rollout functions: which policy samples, with which settings, noted how."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextvars import copy_context
 from pathlib import Path
@@ -128,6 +129,24 @@ async def test_a_version_that_nobody_serves_is_waited_for(policies: Policies) ->
     with pytest.raises(SnapshotGoneError, match="version 0 isn't served") as caught:
         await sample(policies.sampler(), a_scope())
     assert classify(caught.value) == "snapshot_gone"
+
+
+async def test_a_slow_store_holds_up_no_other_completion(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+
+    class Slow(ArtifactStore):
+        """Answers once the loop has turned."""
+
+        def keys(self, folder: str) -> list[str]:
+            turned = threading.Event()
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(5), "the loop waits for the store"
+            return super().keys(folder)
+
+    config = a_config("http://127.0.0.1:9")
+    sampler = Sampler(Slow(str(tmp_path)), config, load_tokenizer(config))
+    with pytest.raises(SnapshotGoneError):
+        await sample(sampler, a_scope())
 
 
 async def test_a_snapshot_that_died_with_its_session_is_waited_for(

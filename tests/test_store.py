@@ -353,6 +353,44 @@ def test_a_key_that_is_a_folder_cant_be_read(local: ArtifactStore):
         local.get("folder")
 
 
+UNUSABLE = "x" * 300
+"""A name that no folder takes: the operating system refuses whatever is asked about it."""
+
+
+def test_what_cant_be_looked_for_is_not_taken_for_missing(local: ArtifactStore):
+    local.put("file", b"")
+    assert not local.exists("file/below")
+    for question in (local.exists, local.keys, local.delete):
+        with pytest.raises(StoreError, match=r"can't .*run/x+: File name too long") as caught:
+            question(UNUSABLE)
+        assert type(caught.value) is StoreError
+
+
+@pytest.mark.parametrize("method", ["exists", "ls", "rm_file"])
+def test_an_object_store_that_doesnt_answer_is_a_store_error(
+    monkeypatch: pytest.MonkeyPatch, method: str
+):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(MemoryFileSystem, method, refuse)
+    store = ArtifactStore("memory://bucket/run")
+    question = {"exists": store.exists, "ls": store.keys, "rm_file": store.delete}[method]
+    with pytest.raises(StoreError, match=r"can't .* /bucket/run/data: Too many open files"):
+        question("data")
+
+
+def test_what_cant_be_discarded_stays_and_is_told(
+    local: ArtifactStore, caplog: pytest.LogCaptureFixture
+):
+    local.put("folder/data", b"")
+    local.put("file", b"")
+    local.discard("none", "folder", "file")
+    assert local.exists("folder/data") and not local.exists("file")
+    (record,) = caplog.records
+    assert "can't delete" in record.message and "run/folder" in record.message
+
+
 @pytest.mark.parametrize("location", ["folder", "memory"])
 def test_what_is_written_once_stays(tmp_path: Path, location: str):
     folder = str(tmp_path) if location == "folder" else f"memory://once-{tmp_path.name}"

@@ -49,6 +49,9 @@ Address = Annotated[
 ]
 Namespace = Annotated[str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="On that server.")]
 RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="By default the newest.")]
+RunFolder = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its id below ./runs, or its folder or URL.")
+]
 TemporalPort = Annotated[
     int | None,
     typer.Option(
@@ -123,7 +126,7 @@ def run(
 
 @app.command()
 def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    run: RunFolder = "latest",
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
@@ -131,31 +134,40 @@ def resume(
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Go on with a run that has ended: its weights, optimizer, rows and untrained groups."""
+    """Go on with a run that has ended: its weights, optimizer, rows and untrained groups.
+
+    One that hasn't goes on by itself where server and workers are up: then this stays with it.
+    """
     import time
 
     from workers.launch import Launch
     from workers.ports import PortWishes
-    from workers.resume import ended_run, rebuilt_state
+    from workers.resume import ended_run, goes_on, rebuilt_state
     from workers.server import Server
     from workers.signals import sigterm_interrupts
     from workers.stack import Stack
 
-    here = Path.cwd()
-    found, file, checkpoint = ended_run(run, assignments or [], here)
-    state = rebuilt_state(found, file.config, time.time(), checkpoint)
+    found, file, checkpoint = ended_run(run, assignments or [], Path.cwd())
+
+    def go_on(server: Server, stack: "Stack | None" = None) -> int:
+        news = stack.news if stack is not None else list
+        if asyncio.run(goes_on(server, found, changes=bool(assignments))):
+            say(f"run {found.id} hasn't ended: it goes on, and Ctrl-C asks it to stop")
+            return stay_with(Launch(file, found.id, server, news, follows=True), stack)
+        # Only now: until its end a run adds to its folder.
+        state = rebuilt_state(found, file.config, time.time(), checkpoint)
+        return stay_with(Launch(file, found.id, server, news, state, goes_on=True), stack)
+
     if address is not None:
-        server = Server(address, namespace)
-        raise typer.Exit(stay_with(Launch(file, found.id, server, state=state, goes_on=True)))
-    with sigterm_interrupts(), Stack.attach(here, PortWishes(), say) as stack:
-        server = Server.of_stack(stack.state)
-        code = stay_with(Launch(file, found.id, server, stack.news, state, goes_on=True), stack)
+        raise typer.Exit(go_on(Server(address, namespace)))
+    with sigterm_interrupts(), Stack.attach(Path.cwd(), PortWishes(), say) as stack:
+        code = go_on(Server.of_stack(stack.state), stack)
     raise typer.Exit(code)
 
 
 @app.command()
 def fork(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")],
+    run: RunFolder,
     step: Annotated[
         int,
         typer.Option("--at-step", min=0, metavar="K", help="Begin from the state after step K."),
@@ -249,7 +261,7 @@ def list_runs(address: Address = None, namespace: Namespace = DEFAULT_NAMESPACE)
 
 @app.command()
 def verify(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    run: RunFolder = "latest",
 ) -> None:
     """Re-execute a run's ledger on a fresh trainer, and compare weights bit for bit.
 
@@ -292,7 +304,13 @@ def calibrate(
 
 @app.command()
 def reap(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, or its folder.")] = "latest",
+    run: RunFolder = "latest",
+    ended: Annotated[
+        bool,
+        typer.Option(
+            "--ended", help="It has ended, though neither its folder nor a server here says so."
+        ),
+    ] = False,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
@@ -303,7 +321,7 @@ def reap(
     """
     from workers.reaping import reap_run
 
-    done = asyncio.run(reap_run(run, address, namespace, Path.cwd()))
+    done = asyncio.run(reap_run(run, address, namespace, Path.cwd(), ended=ended))
     failures = done.reaped.failures
     say(f"run {done.run.id}: {done.reaped.count} resources reaped, {len(failures)} left")
     if done.provisions:

@@ -1,5 +1,7 @@
 """`everburn hud ...`: the commands for HUD environments, and their options."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,7 +99,7 @@ def train(
         _calibrate(options, here)
         return
     from everburn.refs import RunRef
-    from workers.hud_files import RecipeFiles
+    from workers.hud_files import FilesBeside, RecipeFiles
     from workers.launch import Launch
     from workers.ports import PortWishes
     from workers.preflight import check_local, make_base_model
@@ -109,16 +111,18 @@ def train(
     check_local(file.config, here)
     run_id = new_run_id(file.name, file.config.store, datetime.now())
     files = RecipeFiles(options, RunRef(store=file.config.store, id=run_id), here / output_dir)
-    files.begin()
+    with _writing(output_dir):
+        files.begin()
+    beside = FilesBeside(files, output_dir)
     with sigterm_interrupts():
         make_base_model(file.config, here)
         with Stack.attach(here, PortWishes(), say) as stack:
 
             def news() -> list[str]:
-                return stack.news() + files.news()
+                return stack.news() + beside.news()
 
             server = Server.of_stack(stack.state)
-            order = Launch(file, run_id, server, news, epilogue=files.epilogue)
+            order = Launch(file, run_id, server, news, epilogue=beside.epilogue)
             code = stay_with(order, stack)
     raise typer.Exit(code)
 
@@ -132,8 +136,19 @@ def files(
     """Bring the files of a `hud train` up to date with its run, after it was left or resumed."""
     from workers.hud_files import RecipeFiles
 
-    for line in RecipeFiles.open(output_dir).epilogue(None, None):
-        say(line)
+    with _writing(output_dir):
+        for line in RecipeFiles.open(output_dir).epilogue(None, None):
+            say(line)
+
+
+@contextmanager
+def _writing(output_dir: Path | str) -> Iterator[None]:
+    from everburn.store import StoreError
+
+    try:
+        yield
+    except (OSError, StoreError) as error:
+        raise UserError(f"the files in {output_dir} can't be written: {error}") from None
 
 
 def _check_tasks(options: HudOptions, folder: Path) -> None:

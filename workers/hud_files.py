@@ -7,6 +7,7 @@ own the options (hud_recipe.py).
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from everburn.evaluation import AFTER_KEY, BEFORE_KEY, EvaluationReport, load_re
 from everburn.ledger import LedgerEntry, find_entry
 from everburn.publications import find_publication
 from everburn.refs import RunRef
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, StoreError
 from workers.errors import BadInputError
 from workers.hud_recipe import HudOptions
 from workflows.messages import RolloutsFailed, RunResult
@@ -46,6 +47,8 @@ class RecipeFiles:
         self._offset = offset
         self._told = 0
         """Steps in metrics.jsonl."""
+        self._written = 0
+        """Bytes of whole lines there."""
         self._printed: set[str] = set()
         """Training checkpoints."""
 
@@ -85,38 +88,45 @@ class RecipeFiles:
         self._offset = len(self._metrics()) if self._options.resume_from is not None else 0
         self._write_beginning()
 
-    def news(self) -> list[str]:
-        """Write the metrics of steps that have been committed since; what there is to say."""
-        lines = []
+    def news(self) -> Iterator[str]:
+        """Write the metrics of steps that have been committed since; what there is to say.
+
+        What can't be written is written, and said, by the next call.
+
+        Raises:
+            OSError, StoreError
+        """
         while (entry := find_entry(self._store, self._told + 1)) is not None:
             metric = self._metric(entry)
-            with (self._folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(metric, sort_keys=True) + "\n")
+            self._append(metric)
             self._told += 1
-            lines.append(self._step_line(metric))
+            yield self._step_line(metric)
             if entry.checkpoint is not None:
                 name = f"state-{entry.step:04d}"
                 last = entry.step == self._options.steps
-                lines += self._checkpoint(entry.checkpoint, f"{name}, {FINAL}" if last else name)
-        return lines
+                yield from self._checkpoint(entry.checkpoint, f"{name}, {FINAL}" if last else name)
 
-    def epilogue(self, result: RunResult | None, failed: RolloutsFailed | None) -> list[str]:
-        """Write the evaluations; the recipe's last words."""
-        lines = self.news()
+    def epilogue(self, result: RunResult | None, failed: RolloutsFailed | None) -> Iterator[str]:
+        """Write the evaluations; the recipe's last words.
+
+        Raises:
+            OSError, StoreError
+        """
+        yield from self.news()
         reports = {name: load_report(self._store, name) for name in EVALUATIONS}
         for name, report in reports.items():
             if report is not None:
                 _write_json(self._folder / name, _evaluation(report, EVALUATIONS[name]))
         if (final := self._final_state(result)) is not None:
-            lines += self._checkpoint(final, FINAL)
+            yield from self._checkpoint(final, FINAL)
         after = reports[AFTER_KEY]
         if after is not None:
             reward = sum(sample.reward for sample in after.samples) / len(after.samples)
-            lines.append(f"Evaluation reward={reward:.3f} on {len(after.samples)} held-out tasks")
-            lines.append(f"Sampler checkpoint: {after.snapshot} ({EVALUATIONS[AFTER_KEY]})")
+            yield f"Evaluation reward={reward:.3f} on {len(after.samples)} held-out tasks"
+            yield f"Sampler checkpoint: {after.snapshot} ({EVALUATIONS[AFTER_KEY]})"
         if failed is not None:
-            lines.append(self._failed_phase(failed))
-        return [*lines, f"Metrics: {self._folder / METRICS}"]
+            yield self._failed_phase(failed)
+        yield f"Metrics: {self._folder / METRICS}"
 
     def _write_beginning(self) -> None:
         """The options, and of the metrics what an earlier run has left to go on from."""
@@ -125,6 +135,15 @@ class RecipeFiles:
         run = {"run": self._run.model_dump(), OFFSET: self._offset}
         _write_json(self._folder / CONFIG, asdict(self._options) | run)
         (self._folder / METRICS).write_bytes(earlier)
+        self._written = len(earlier)
+
+    def _append(self, metric: dict[str, Any]) -> None:
+        line = json.dumps(metric, sort_keys=True).encode() + b"\n"
+        with (self._folder / METRICS).open("ab") as file:
+            if file.tell() > self._written:
+                file.truncate(self._written)  # of a line that a full disk cut off
+            file.write(line)
+        self._written += len(line)
 
     def _metrics(self) -> bytes:
         path = self._folder / METRICS
@@ -182,6 +201,40 @@ class RecipeFiles:
         else:
             count, phase = options.eval_tasks, EVALUATIONS[AFTER_KEY]
         return f"{failed.failed}/{count} rollouts failed during {phase}: {failed.first}"
+
+
+class FilesBeside:
+    """The output folder of a run that goes on, whatever becomes of the folder: what is wrong with
+    it is said once, and again at the end."""
+
+    def __init__(self, files: RecipeFiles, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+        self._problem: str | None = None
+
+    def news(self) -> list[str]:
+        said, problem = self._written(self._files.news())
+        if problem is not None and self._problem is None:
+            said.append(problem)
+        self._problem = problem
+        return said
+
+    def epilogue(self, result: RunResult | None, failed: RolloutsFailed | None) -> list[str]:
+        said, problem = self._written(self._files.epilogue(result, failed))
+        return said if problem is None else [*said, problem]
+
+    def _written(self, lines: Iterator[str]) -> tuple[list[str], str | None]:
+        """The lines as far as they come, and why no further."""
+        said: list[str] = []
+        try:
+            for line in lines:
+                said.append(line)
+        except (OSError, StoreError) as error:
+            return said, (
+                f"the files in {self._folder} aren't up to date: {error}. The run needs none of "
+                f"them; `everburn hud files {self._folder}` makes them anew"
+            )
+        return said, None
 
 
 def _policy(step: int) -> str:

@@ -1,4 +1,4 @@
-"""`everburn run`: starting a run and staying with it until it has ended.
+"""`everburn run`: starting a run, or following one, and staying with it until it has ended.
 
 Owns what an interrupt means to the person in front (the first asks the run to stop, the second
 leaves it), and what is said at the end. Doesn't own the stack (stack.py) or the run
@@ -85,12 +85,14 @@ class Launch:
     """From which an ended run of `run_id` goes on, or a fork begins."""
     goes_on: bool = False
     """Whether `run_id` may be that of a run that has ended."""
+    follows: bool = False
+    """Whether the run goes on already, and is only stayed with."""
     epilogue: Epilogue | None = None
     """What else there is to say at the end. Then `news` and it tell of the checkpoints."""
 
 
 async def launch(order: Launch, console: Console) -> int:
-    """Start the run and stay until its end; the exit code.
+    """Start the run, unless it is only followed, and stay until its end; the exit code.
 
     Raises:
         BadInputError: a run of that id exists.
@@ -99,8 +101,11 @@ async def launch(order: Launch, console: Console) -> int:
     """
     client = await order.server.connect()
     run_id, handle = await _start(order, client)
-    link_latest(order.file.config.store, run_id)
     print_line(console, f"run {run_id}")
+    try:
+        link_latest(order.file.config.store, run_id)
+    except OSError as error:
+        print_line(console, f"`latest` doesn't name this run: {error}")
     if (page := order.server.page(run_id)) is not None:
         print_line(console, page)
     for other in await open_runs(client):
@@ -125,6 +130,8 @@ async def _start(order: Launch, client: "Client") -> "tuple[str, Handle]":
         run_id = check_run_id(order.run_id)
     else:
         run_id = new_run_id(order.file.name, config.store, datetime.now())
+    if order.follows:
+        return run_id, client.get_workflow_handle_for(TrainRun.run, run_id)
     try:
         handle = await client.start_workflow(
             TrainRun.run,

@@ -1,8 +1,8 @@
 """`everburn reap`: what a run that is no more has left: what its completions registered, and its
 trainer job and deployment.
 
-Owns the refusal while the run goes on. Doesn't own reaping (everburn/resources.py) or what becomes
-of a job (everburn/trainers/jobs.py).
+Owns the refusal unless it is known that the run has ended. Doesn't own reaping
+(everburn/resources.py) or what becomes of a job (everburn/trainers/jobs.py).
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from everburn.backends import (
     check_reachable,
 )
 from everburn.config import RunConfig
+from everburn.controls import ending_of
 from everburn.provisioning import find_resources
 from everburn.refs import RunRef
 from everburn.resources import Reaped, reap
@@ -24,6 +25,7 @@ from everburn.store import ArtifactStore
 from workers import dotenv
 from workers.errors import BadInputError, UserError
 from workers.resume import known_run
+from workers.runs import look_up
 from workers.server import Server
 from workers.stack_folder import StackFolder
 from workers.user_modules import imports_from
@@ -40,30 +42,50 @@ class Cleaned:
     problem: str = ""
 
 
-async def reap_run(name: str, address: str | None, namespace: str, folder: Path) -> Cleaned:
+async def reap_run(
+    name: str, address: str | None, namespace: str, folder: Path, *, ended: bool = False
+) -> Cleaned:
     """Reap what a run of this folder has left behind, in this process, and give back its job and
     deployment as its configuration says.
 
+    ended: the person knows that it has, where neither its folder nor a server says so.
+
     Raises:
         BadInputError: there is no such run, or it is running: then its completions still use what
-            they registered, and end it themselves.
+            they registered, and end it themselves; or, unless `ended`, nothing tells whether it is.
     """
     run, config = known_run(name, folder)
-    try:
-        server = Server.find(address, namespace, folder)
-    except UserError:
-        server = None  # nothing runs here
-    if server is not None and await _is_open(server, run):
-        raise BadInputError(
-            f"run {run.id} is running: its completions end what they made. Stop it first, with "
-            f"`everburn stop {run.id}`"
-        )
+    await _require_ended(run, address, namespace, folder, ended)
     # The keys and the modules that its workers had.
     dotenv.load(folder)
     with imports_from(folder):
         reaped = await reap(ArtifactStore.of(run))
     provisions, problem = await asyncio.to_thread(_give_back, run, config, folder)
     return Cleaned(run, reaped, provisions, problem)
+
+
+async def _require_ended(
+    run: RunRef, address: str | None, namespace: str, folder: Path, ended: bool
+) -> None:
+    known, why = None, ""
+    try:
+        server = Server.find(address, namespace, folder)
+        known = await look_up(server, run)
+        why = f"the Temporal server at {server.address} doesn't know it: name its own by --address"
+    except UserError as error:
+        why = str(error)
+    if known is not None and known.open:
+        raise BadInputError(
+            f"run {run.id} is running: its completions end what they made. Stop it first, with "
+            f"`everburn stop {run.id}`"
+        )
+    said = ended or (known is not None and known.own)
+    if not said and ending_of(ArtifactStore.of(run)) is None:
+        raise BadInputError(
+            f"run {run.id} may be running, and use what it made: its folder doesn't say that it "
+            f"has ended, and {why}. If you know that it has ended, or that nothing will ever go "
+            "on with it, add --ended"
+        )
 
 
 def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
@@ -84,9 +106,3 @@ def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
         return RunResources(run, config).clean_up(), ""
     except TrainerError as error:
         return "", str(error)
-
-
-async def _is_open(server: Server, run: RunRef) -> bool:
-    from activities.reconciliation import is_open
-
-    return await is_open(await server.connect(), run.id)

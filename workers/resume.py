@@ -1,9 +1,9 @@
 """`everburn resume`: a run's state after its end, rebuilt from its folder.
 
-Owns what the folder says of a run that no workflow remembers any more: which steps are committed,
-which rows are resolved, which groups are complete and untrained. A fork (fork.py) begins by the
-same rule, in a folder of its own. Doesn't own how the run goes on from there
-(workflows/train_run.py).
+Owns whether a run has ended, so that it can be resumed, and what the folder says of one that no
+workflow remembers any more: which steps are committed, which rows are resolved, which groups are
+complete and untrained. A fork (fork.py) begins by the same rule, in a folder of its own. Doesn't
+own how the run goes on from there (workflows/train_run.py).
 """
 
 import json
@@ -16,27 +16,26 @@ from everburn.dataset import stored_rows
 from everburn.learning.group import GroupManifest, all_groups
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.publications import current_publication
-from everburn.refs import CONFIG_KEY, ROWS_KEY, GroupKey, RunRef
+from everburn.refs import NUMBERS_PER_LIFE, ROWS_KEY, GroupKey, RunRef
 from everburn.run_folder import configured, find_origin, run_owner, stored_config, told_changes
 from everburn.scheduling.queue import QueuedGroup
 from everburn.store import ArtifactStore
 from workers.errors import BadInputError
 from workers.run_file import RunFile, assign, find_run_folder
+from workers.runs import look_up
+from workers.server import Server
 from workflows.state import CheckpointAt, RunState
-
-NUMBERS_PER_LIFE = 1000
-"""Attempts and lease epochs of a resumed run begin at the next thousand: what its former lives
-used, and perhaps left no trace of, is never used again."""
 
 
 def ended_run(
     name: str, assignments: list[str], folder: Path
 ) -> tuple[RunRef, RunFile, str | None]:
-    """A run of this folder, its configuration with what may change, and the name of the
-    checkpoint to begin with, where `init_from_checkpoint` is assigned.
+    """A run, its configuration with what may change, and the name of the checkpoint to begin with,
+    where `init_from_checkpoint` is assigned.
 
     Raises:
-        BadInputError: there is no such run, or an assignment changes what can't change.
+        BadInputError: there is no such run or checkpoint, or an assignment changes what can't
+            change.
     """
     run, config = known_run(name, folder)
     changes: dict[str, object] = {}
@@ -48,19 +47,47 @@ def ended_run(
     except ConfigError as error:
         raise BadInputError(str(error)) from None
     wanted = None if checkpoint is None else str(checkpoint)
+    if wanted is not None:
+        store = ArtifactStore.of(run)
+        _until(_checkpoints(store, read_ledger(store)), wanted, run)
     return run, RunFile(run.id, config.model_dump(mode="json"), config), wanted
 
 
+async def goes_on(server: Server, run: RunRef, changes: bool) -> bool:
+    """Whether a run hasn't ended: it goes on by itself wherever its server and workers are up.
+
+    changes: whether it is to be resumed with any.
+
+    Raises:
+        BadInputError: it hasn't, so that it can't be changed so; or another run of its id goes on.
+        UserError: the server can't be asked.
+    """
+    known = await look_up(server, run)
+    if known is None or not known.open:
+        return False
+    if not known.own:
+        raise BadInputError(
+            f"a run of the id {run.id!r} goes on at {server.address}, and {run.folder} knows "
+            f"nothing of it so far: look at it with `everburn status {run.id}`"
+        )
+    if changes:
+        raise BadInputError(
+            f"run {run.id} hasn't ended, and goes on by itself while server and workers are up: "
+            f"`everburn resume {run.id}` without --set stays with it. To change it: `temporal "
+            f"workflow update execute --workflow-id {run.id} --name reconfigure --input ...`; to "
+            f"end it first: `everburn stop {run.id}`"
+        )
+    return True
+
+
 def known_run(name: str, folder: Path, step: int | None = None) -> tuple[RunRef, RunConfig]:
-    """A run of this folder, and the configuration it has, or had at `step`, with what it was told
-    while it ran; wherever its folder was moved to.
+    """A run by its id below `runs`, or by its folder or URL, and the configuration it has, or had
+    at `step`, with what it was told while it ran; wherever its folder was moved to.
 
     Raises:
         BadInputError: there is no such run.
     """
     run = find_run_folder(name, folder)
-    if not ArtifactStore.of(run).exists(CONFIG_KEY):
-        raise BadInputError(f"there is no run in {run.folder}")
     return run, configured(run, step).model_copy(update={"store": run.store})
 
 
@@ -87,10 +114,7 @@ def rebuilt_state(
     state.told = 1
     state.step = len(ledger)
     state.admission.version = len(ledger)
-    state.checkpoints = [
-        CheckpointAt(step=found.step, path=found.path)
-        for found in eligible_checkpoints(store, ledger)
-    ]
+    state.checkpoints = _checkpoints(store, ledger)
     if checkpoint is not None:
         state.checkpoints = _until(state.checkpoints, checkpoint, run)
     state.checkpoint = state.checkpoints[-1].path
@@ -120,6 +144,13 @@ def note_taken_over(
         state.note(f"goes on with what run {run.id} was told since it was started: {listed}")
 
 
+def _checkpoints(store: ArtifactStore, ledger: list[LedgerEntry]) -> list[CheckpointAt]:
+    return [
+        CheckpointAt(step=found.step, path=found.path)
+        for found in eligible_checkpoints(store, ledger)
+    ]
+
+
 def _until(checkpoints: list[CheckpointAt], wanted: str, run: RunRef) -> list[CheckpointAt]:
     """The checkpoints up to the wanted one, which is loaded first.
 
@@ -129,7 +160,7 @@ def _until(checkpoints: list[CheckpointAt], wanted: str, run: RunRef) -> list[Ch
     for count, checkpoint in enumerate(checkpoints, start=1):
         if wanted in (checkpoint.path, checkpoint.path.rpartition("/")[2]):
             return checkpoints[:count]
-    names = ", ".join(checkpoint.path.rpartition("/")[2] for checkpoint in checkpoints)
+    names = ", ".join(checkpoint.path.rpartition("/")[2] for checkpoint in checkpoints) or "none"
     raise BadInputError(
         f"run {run.id} has no checkpoint {wanted!r}: it has {names}. Another run's state is "
         "where a new run starts: give its full path as init_from_checkpoint in the new run's file"

@@ -1,7 +1,8 @@
 """The file of `everburn run`: from what a person wrote to what is sent.
 
 Owns the file's syntax, `--set`, where relative paths start, the default run id, and where a run's
-folder is found, the link `latest` included. The configuration's own rules: everburn/config.py.
+folder is found, in a local or an object store, the link `latest` included. The configuration's own
+rules: everburn/config.py.
 """
 
 import json
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from everburn.config import ConfigError, Entrypoint, RunConfig, parse_config
-from everburn.refs import RunRef
+from everburn.refs import CONFIG_KEY, RunRef
+from everburn.store import ArtifactStore
 from workers.errors import BadInputError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -92,11 +94,28 @@ def link_latest(store: str, run_id: str) -> None:
 
 
 def find_run_folder(name: str, folder: Path) -> RunRef:
-    """A run by its id below `runs`, or by its folder."""
-    path = Path(name)
-    found = path if path.is_dir() else folder / "runs" / name
-    found = found.resolve()
-    return RunRef(store=str(found.parent), id=found.name)
+    """A run by its id below `runs` of `folder`, or by its own folder or URL.
+
+    Raises:
+        BadInputError: there is none.
+    """
+    if is_local(name):
+        path = Path(name)
+        found = (path if path.is_dir() else folder / "runs" / name).resolve()
+        run = RunRef(store=str(found.parent), id=found.name)
+    else:
+        store, _, run_id = name.rstrip("/").rpartition("/")
+        run = RunRef(store=store, id=run_id)
+    try:
+        there = ArtifactStore.of(run).exists(CONFIG_KEY)
+    except ValueError as error:
+        raise BadInputError(f"{name}: {error}") from None  # a scheme that nobody knows
+    if not there:
+        raise BadInputError(
+            f"there is no run in {run.folder}: name one by its id below {folder / 'runs'}, or by "
+            "its folder or URL"
+        )
+    return run
 
 
 def is_local(location: str) -> bool:

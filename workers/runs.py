@@ -1,14 +1,20 @@
 """Runs on a Temporal server, as people ask about them: which there are, where one is, its end.
 
-Owns the words for how a run ended. Doesn't own what a run does (workflows/train_run.py).
+Owns the words for how a run ended, and by what a run on a server is that of a folder. Doesn't own
+what a run does (workflows/train_run.py).
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from everburn.refs import RunRef
+from everburn.run_folder import find_owner
+from everburn.store import ArtifactStore
 from workers.errors import UserError
+from workers.server import Server
 from workflows.messages import RolloutsFailed, Status, StopRequest
 
 if TYPE_CHECKING:
@@ -89,6 +95,39 @@ async def find_run(client: "Client", run_id: str | None) -> Run:
             raise UserError(f"there is no run {run_id!r}: `everburn list` shows them") from None
         raise
     return Run.of(description)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a server has under the id of a run whose folder one has. open: whether it goes on. own:
+    whether it is that run's present life; else another run, or one that has ended since."""
+
+    open: bool
+    own: bool
+
+
+async def look_up(server: Server, run: RunRef) -> Known | None:
+    """The last execution of a run's id; None where the server never had one, or has forgotten it.
+
+    Raises:
+        UserError: the server can't be asked.
+    """
+    from temporalio.client import WorkflowExecutionStatus
+    from temporalio.service import RPCError, RPCStatusCode
+
+    client = await server.connect()
+    try:
+        found = await client.get_workflow_handle(run.id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return None
+        raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
+    owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
+    chain = found.raw_description.workflow_execution_info.first_run_id
+    return Known(
+        open=found.status == WorkflowExecutionStatus.RUNNING,
+        own=owner is not None and owner.chain == chain,
+    )
 
 
 async def run_status(client: "Client", run: Run) -> Status:

@@ -94,6 +94,12 @@ class StackFolder:
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
+    def begin_log(self, name: str) -> None:
+        """Let the next writer find an empty log; what was there is kept as `<name>.1.log`, since it
+        may say why a person has started the stack again."""
+        with contextlib.suppress(FileNotFoundError):
+            self.log(name).replace(self.log(f"{name}.1"))
+
     def find(self) -> StackState | None:
         """The state of the stack, if one lives here."""
         state = self.last()

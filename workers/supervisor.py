@@ -173,7 +173,7 @@ class Supervisor:
 
     async def _keep_up(self, service: Service) -> None:
         delay = FIRST_DELAY
-        self._folder.log(service.name).unlink(missing_ok=True)
+        self._folder.begin_log(service.name)
         while True:
             started = time.monotonic()
             process = await self._start(service)

@@ -18,6 +18,7 @@ from everburn.verification import VerificationError, Verified, check_records, ve
 from workers.errors import BadInputError, UserError
 from workers.spare_emulator import spare_emulator
 from workers.stack_folder import StackFolder
+from workers.user_modules import imports_from
 
 
 async def verify_run(run: RunRef, folder: Path) -> Verified:
@@ -37,7 +38,8 @@ async def verify_run(run: RunRef, folder: Path) -> Verified:
                 f"run {run.id} trained at Fireworks: its records agree with each other, and "
                 "weights can be compared bit for bit on the emulator only"
             )
-        with spare_emulator(StackFolder(folder)) as home:
+        # A Python loss is called again.
+        with imports_from(folder), spare_emulator(StackFolder(folder)) as home:
             return await _re_execute(run, config, home)
 
 

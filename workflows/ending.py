@@ -18,7 +18,6 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import Promote, Promoted, ReapResult
     from activities.rollouts import RolloutActivities
     from activities.trainer import TrainerActivities
-    from everburn.config import RunConfig
     from everburn.controls import Ending
     from workflows.evaluations import Evaluations
     from workflows.optimizer_step import SAVE_ATTEMPTS, save_checkpoint
@@ -27,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
     from workflows.recovery import Recovery, backoff, remember
+    from workflows.settings import Settings
     from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
@@ -40,7 +40,7 @@ GROUPS_END_TIMEOUT = 30.0
 @dataclass
 class RunEnding:
     state: RunState
-    config: RunConfig
+    settings: Settings
     trainer: TrainerSession
     producer: Producer
     evaluations: Evaluations
@@ -84,7 +84,7 @@ class RunEnding:
     async def _final_checkpoint(self) -> None:
         state = self.state
         attempts = 0
-        while self.config.save_final_checkpoint and not state.saved:
+        while self.settings.config.save_final_checkpoint and not state.saved:
             state.enter("finishing", "the final checkpoint")
             attempts += 1
             try:
@@ -109,7 +109,7 @@ class RunEnding:
 
     async def _promote(self) -> None:
         """Make a model of the final policy, as long as its session lives."""
-        state, model_id = self.state, self.config.output_model_id
+        state, model_id = self.state, self.settings.config.output_model_id
         attempt = 0
         again = False
         while model_id is not None and state.model is None:
@@ -153,9 +153,11 @@ class RunEnding:
         while state.evaluating is not None or self.evaluations.wanted(state.admission.version):
             await self.evaluations.start(state.admission.version)
             await self.evaluations.finish(lambda: self.trainer.lost)
-            ended = LeaseLostError("its session ended", "SessionEnded")
-            if self.trainer.lost and not await self.recovery.recover(ended):
-                return
+            try:
+                self.trainer.check()
+            except LeaseLostError as loss:
+                if not await self.recovery.recover(loss):
+                    return
             await self.producer.settle_fatal()
 
     async def _end_groups(self) -> None:
@@ -167,7 +169,8 @@ class RunEnding:
 
     async def _give_back_provisions(self) -> None:
         """The trainer job and the deployment, where the run may have made them."""
-        if not self.config.dedicated or not self.state.epoch:
+        made = self.recorder.owns_folder and self.state.epoch > 0
+        if not self.settings.config.dedicated or not made:
             return
         self.state.waiting_for = "the cleanup of trainer job and deployment"
         problem = await clean_up(self.state.run)
@@ -177,6 +180,8 @@ class RunEnding:
     async def _reap(self) -> None:
         """End what completions whose workers died have left behind."""
         state = self.state
+        if not self.recorder.owns_folder:
+            return  # what is registered in it may be in use
         try:
             left = await self.recorder.count_resources()
             if left:

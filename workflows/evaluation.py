@@ -78,7 +78,7 @@ class Evaluation:
         order = self._order
         summary: EvaluationSummary = await workflow.execute_activity_method(
             RolloutActivities.evaluate_function,
-            EvaluateFunction(run=order.run, version=order.version, tries=tries),
+            EvaluateFunction(run=order.run, life=order.life, version=order.version, tries=tries),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=timedelta(seconds=order.timeout),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
@@ -97,6 +97,7 @@ class Evaluation:
                 RolloutActivities.evaluate_shard,
                 ShardOrder(
                     run=order.run,
+                    life=order.life,
                     version=order.version,
                     shard=shard,
                     start=start,
@@ -133,7 +134,7 @@ class Evaluation:
         if isinstance(failure, AttemptsUsedUpError):
             return message_of(failure.error)
         if isinstance(failure, ActivityError):
-            return str(failure.cause)
+            return message_of(failure)
         raise failure
 
     async def _report(self, seconds: float, error: str | None) -> None:
@@ -161,7 +162,11 @@ class Evaluation:
         if order.search_attributes and "eval/reward" in metrics:
             workflow.upsert_search_attributes([REWARD.value_set(metrics["eval/reward"])])
         report = EvaluationReport(
-            version=order.version, metrics=metrics, error=error, failed=self._failed
+            version=order.version,
+            life=order.life,
+            metrics=metrics,
+            error=error,
+            failed=self._failed,
         )
         try:
             await workflow.get_external_workflow_handle(order.run.id).signal(

@@ -14,10 +14,10 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from everburn.config import RunConfig
     from workflows.evaluation import Evaluation
     from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport, RolloutsFailed
     from workflows.records import Recorder
+    from workflows.settings import Settings
     from workflows.state import Fatal, RunState
 
 GRACE = timedelta(minutes=5)
@@ -25,22 +25,22 @@ GRACE = timedelta(minutes=5)
 
 
 class Evaluations:
-    def __init__(self, state: RunState, config: RunConfig, recorder: Recorder) -> None:
+    def __init__(self, state: RunState, settings: Settings, recorder: Recorder) -> None:
         self._state = state
-        self._config = config
+        self._settings = settings
         self._recorder = recorder
-
-    def reconfigure(self, config: RunConfig) -> None:
-        """Evaluate by a new interval from now on."""
-        self._config = config
+        self._unborn: int | None = None
+        """The version whose evaluation the server hasn't started yet."""
+        self._reported: int | None = None
+        """The version whose report has come, in this execution."""
 
     def due(self, version: int) -> bool:
         """Whether a version is evaluated when it is published."""
-        return version % self._config.evaluation_interval == 0
+        return version % self._settings.config.evaluation_interval == 0
 
     def wanted(self, version: int) -> bool:
         """Whether a version can have an evaluation and hasn't had one."""
-        return self._config.evaluates and self._state.evaluated != version
+        return self._settings.config.evaluates and self._state.evaluated != version
 
     @property
     def workflow_id(self) -> str | None:
@@ -48,13 +48,19 @@ class Evaluations:
         version = self._state.evaluating
         return None if version is None else self._workflow_id(version)
 
+    @property
+    def awaited_id(self) -> str | None:
+        """Of the evaluation that has still to report: looked for, it must be found running."""
+        version = self._state.evaluating
+        return None if version in (self._unborn, self._reported) else self.workflow_id
+
     def _workflow_id(self, version: int) -> str:
         life = f".{self._state.life}" if self._state.life else ""
         return f"{self._state.run.id}/eval-{version}{life}"
 
     async def start_first(self, version: int) -> None:
         """Evaluate the policy that the run begins with, where that is wanted."""
-        if self._config.initial_evaluation:
+        if self._settings.config.initial_evaluation:
             await self.start(version)
 
     async def start(self, version: int) -> None:
@@ -62,14 +68,15 @@ class Evaluations:
         state = self._state
         if not self.wanted(version):
             return
-        state.evaluating = state.evaluated = version
+        state.evaluating = state.evaluated = self._unborn = version
         order = EvaluationOrder(
             run=state.run,
             version=version,
             rows=state.evaluation_rows,
-            timeout=self._config.evaluation_timeout,
+            timeout=self._settings.config.evaluation_timeout,
             search_attributes=state.search_attributes,
-            count_failures=self._config.on_any_rollout_failure == "fail",
+            count_failures=self._settings.config.on_any_rollout_failure == "fail",
+            life=state.life,
         )
         try:
             await workflow.start_child_workflow(
@@ -83,12 +90,16 @@ class Evaluations:
         except WorkflowAlreadyStartedError:
             workflow.logger.info("version %s had its evaluation already", version)
             state.evaluating = None
+        finally:
+            self._unborn = None
 
     async def on_finished(self, report: EvaluationReport) -> None:
-        """Take in a report; repeated and late ones change nothing."""
+        """Take in a report; repeated and late ones change nothing, nor those of a former life."""
         state = self._state
-        if state.evaluating != report.version:
+        known = report.version != state.evaluating or report.version == self._reported
+        if known or report.life not in (None, state.life):
             return
+        self._reported = report.version
         if report.error is not None:
             self._on_failed(report.version, report.error, report.failed)
         if report.metrics:
@@ -96,12 +107,13 @@ class Evaluations:
         first = min(state.evaluations, default=report.version)
         kept = {version: m for version, m in state.evaluations.items() if version == first}
         state.evaluations = kept | {report.version: report.metrics}
-        state.evaluating = None
+        if state.evaluating == report.version:  # else it was given up, and another may run
+            state.evaluating = None
 
     def _on_failed(self, version: int, error: str, failed: int) -> None:
         """Training goes on without the figures, unless any failed rollout is to end the run."""
         self._state.note(f"evaluation of version {version}: {error}")
-        if self._config.on_any_rollout_failure == "fail" and self._state.fatal is None:
+        if self._settings.config.on_any_rollout_failure == "fail" and self._state.fatal is None:
             self._state.fatal = Fatal(
                 error=f"the evaluation of version {version} failed, and on_any_rollout_failure is "
                 f"'fail': {error}",
@@ -127,7 +139,7 @@ class Evaluations:
         state = self._state
         if state.evaluating is None:
             return
-        limit = timedelta(seconds=self._config.evaluation_timeout) + GRACE
+        limit = timedelta(seconds=self._settings.config.evaluation_timeout) + GRACE
         try:
             await workflow.wait_condition(
                 lambda: state.evaluating is None or interrupted(), timeout=limit

@@ -15,10 +15,10 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import CAPACITY, UNAVAILABLE
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
     from activities.trainer import TrainerActivities
-    from everburn.config import RunConfig
     from workflows.optimizer_step import save_checkpoint
     from workflows.producer import Producer
     from workflows.recovery import MAX_LOSSES, Recovery, backoff, remember
+    from workflows.settings import Settings
     from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
@@ -30,7 +30,7 @@ starting. A name or address that is wrong isn't waited for any longer."""
 @dataclass
 class FirstLease:
     state: RunState
-    config: RunConfig
+    settings: Settings
     trainer: TrainerSession
     producer: Producer
     recovery: Recovery
@@ -72,7 +72,7 @@ class FirstLease:
 
     async def _load_origin(self) -> None:
         """What the run's configuration starts from, where that isn't the base model."""
-        config, lease = self.config, self.trainer.ref
+        config, lease = self.settings.config, self.trainer.ref
         if config.init_from_checkpoint is not None:
             field, path = "init_from_checkpoint", config.init_from_checkpoint
             activity: Any = TrainerActivities.load_checkpoint

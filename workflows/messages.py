@@ -150,10 +150,15 @@ class EvaluationOrder(Message):
     search_attributes: bool
     count_failures: bool = False
     """Whether an evaluation that fails goes on until all that fails is counted."""
+    life: int = 0
+    """Of the run, which has begun it."""
 
 
 class EvaluationReport(Message):
+    """life: of the run, which has begun the evaluation; None where an earlier build reports."""
+
     version: int
+    life: int | None = None
     metrics: dict[str, float]
     error: str | None = None
     failed: int = 0

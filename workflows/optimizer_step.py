@@ -27,7 +27,6 @@ with workflow.unsafe.imports_passed_through():
         Submitted,
     )
     from activities.trainer import TrainerActivities
-    from everburn.config import RunConfig
     from everburn.learning.diagnostics import distance_metrics
     from everburn.learning.schedules import learning_rate
     from everburn.ledger import AdamParams, PreparedBatch
@@ -36,8 +35,9 @@ with workflow.unsafe.imports_passed_through():
     from workflows.producer import Producer
     from workflows.records import Recorder
     from workflows.recovery import remember
+    from workflows.settings import Settings
     from workflows.state import CheckpointAt, RunState
-    from workflows.trainer_session import LeaseLostError, TrainerSession
+    from workflows.trainer_session import LeaseLostError, TrainerSession, look_at_outcome
 
 SAVE_ATTEMPTS = 2
 """A service that can't save twice in a row won't the third time; the next interval tries again."""
@@ -48,7 +48,7 @@ class OptimizerStep:
     """The step after the last committed one."""
 
     state: RunState
-    config: RunConfig
+    settings: Settings
     trainer: TrainerSession
     producer: Producer
     evaluations: Evaluations
@@ -80,7 +80,7 @@ class OptimizerStep:
         optimized = None
         if updated:
             optimized = await self._optimize(adam)
-        elif self.config.require_update:
+        elif self.settings.config.require_update:
             raise self._nothing_to_learn()
         await self._finish_evaluation()
         published = await self._publish(updated)
@@ -120,7 +120,7 @@ class OptimizerStep:
                 if state.rows_done or state.stopping:
                     return False
             if self._ready():
-                if self.config.prepare_batch is not None and self._prepared is None:
+                if self.settings.config.prepare_batch is not None and self._prepared is None:
                     await self._prepare_batch()
                 self._submit()
             elif state.batch_sealed:
@@ -133,7 +133,7 @@ class OptimizerStep:
         return interrupted or state.rows_done or state.batch_sealed or self._ready()
 
     def _ready(self) -> bool:
-        if self.config.submits_whole_batches and not self.state.batch_sealed:
+        if self.settings.config.submits_whole_batches and not self.state.batch_sealed:
             return False
         return self.state.queue.ready > 0
 
@@ -166,7 +166,10 @@ class OptimizerStep:
             groups=encode_groups(groups),
             prepared=self._prepared,
         )
-        self._pending.append(asyncio.create_task(self._forward_backward(order)))
+        submission = asyncio.create_task(self._forward_backward(order))
+        # A step that a lost lease has ended doesn't wait for what it had pending.
+        submission.add_done_callback(look_at_outcome)
+        self._pending.append(submission)
 
     async def _forward_backward(self, order: SubmitGroups) -> Submitted:
         started = workflow.time()
@@ -219,7 +222,7 @@ class OptimizerStep:
         return result
 
     def _adam(self) -> AdamParams:
-        config, rows = self.config, self.state.cursor.total
+        config, rows = self.settings.config, self.state.cursor.total
         total_steps = max(self.number, math.ceil(rows / config.prompt_groups_per_step))
         rate = learning_rate(
             self.number,
@@ -293,7 +296,7 @@ class OptimizerStep:
         A lease that is lost over it doesn't undo the step: its version serves already. The step
         is committed, and the next one begins with a recovery.
         """
-        interval = self.config.dcp_save_interval
+        interval = self.settings.config.dcp_save_interval
         if not interval or self.number % interval:
             return None
         self._phase("saving", "a checkpoint")

@@ -22,7 +22,6 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from activities.messages import PRODUCER_METRICS, ProducerSample
     from activities.search_attributes import POLICY_VERSION, ROW, RUN
-    from everburn.config import RunConfig
     from everburn.refs import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
     from workflows.attempts import MAX_FAILURES, MAX_LOSSES
@@ -34,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
         RolloutsFailed,
     )
     from workflows.prompt_group import OVERTIME, PromptGroup
+    from workflows.settings import Settings
     from workflows.state import Fatal, GroupOut, RowHistory, RunState
 
 SAMPLE_INTERVAL = 10.0
@@ -47,15 +47,17 @@ GROUP_LIFETIME_FACTOR = MAX_FAILURES + MAX_LOSSES + 2
 
 
 class Producer:
-    def __init__(self, state: RunState, config: RunConfig) -> None:
+    def __init__(self, state: RunState, settings: Settings) -> None:
         self._state = state
-        self._config = config
+        self._settings = settings
         self.open = False
         """Admission is closed until weights and version are live."""
         self._starting: dict[asyncio.Task[None], None] = {}
         """In order: what a workflow does to several tasks must be the same at each replay."""
         self._unborn: set[int] = set()
         """Rows whose group the server hasn't started yet: looked for, it wouldn't be found."""
+        self._closed: list[GroupKey] = []
+        """Groups whose workflows ended without a report, as the server tells this execution."""
 
     @property
     def settled(self) -> bool:
@@ -67,6 +69,16 @@ class Producer:
         """The groups in flight whose workflows have been started."""
         out = self._state.out.items()
         return [GroupKey(cursor=c, attempt=o.attempt) for c, o in out if c not in self._unborn]
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether there are groups that ended without a report and haven't been looked for."""
+        return bool(self._closed)
+
+    def take_closed(self) -> list[GroupKey]:
+        """Those groups; the caller looks whether they have left their fate in the store."""
+        closed, self._closed = self._closed, []
+        return closed
 
     def start(self) -> None:
         """Open admission; the policy version is live."""
@@ -112,7 +124,7 @@ class Producer:
             return
         del state.out[report.key.cursor]
         state.progressed(workflow.time())
-        state.admission.release(self._config.completions_per_prompt - out.released)
+        state.admission.release(self._settings.config.completions_per_prompt - out.released)
         state.counters.trajectory_drops += report.drops
         state.counters.recoverable_errors += sum(report.failures)
         state.reused_rollouts += report.reused
@@ -148,8 +160,11 @@ class Producer:
         state = self._state
         if state.fatal is None:
             return False
-        if self._config.on_fatal == "fail" and not state.fatal.holds:
-            if self._config.on_any_rollout_failure == "fail" and state.fatal.group is not None:
+        if self._settings.config.on_fatal == "fail" and not state.fatal.holds:
+            if (
+                self._settings.config.on_any_rollout_failure == "fail"
+                and state.fatal.group is not None
+            ):
                 await self._count_failures()
             raise ApplicationError(
                 state.fatal.error,
@@ -157,6 +172,7 @@ class Producer:
                 type=state.fatal.error_type,
                 non_retryable=True,
             )
+        state.refuse_checkpoint(state.fatal.held)
         state.phase = "held"
         state.waiting_for = "resume, skip_row or stop"
         await workflow.wait_condition(lambda: state.fatal is None or state.stop)
@@ -175,22 +191,21 @@ class Producer:
         self._state.breaker.reset()
         self.refill()
 
-    def reconfigure(self, config: RunConfig) -> None:
+    def reconfigured(self) -> None:
         """Admit by new limits from now on."""
-        self._config = config
+        config = self._settings.config
         self._state.admission.ahead = config.max_head_offpolicy_versions
         self._state.admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
 
-    def skip_row(self) -> GroupKey | None:
-        """Reject the row that failed, if a row was the cause, and go on."""
+    def skip_row(self) -> GroupKey:
+        """Reject the row that holds the run, and go on."""
         fatal = self._state.fatal
-        group = None if fatal is None else fatal.group
-        if group is not None:
-            self._state.cursor.withdraw(group.cursor)
-            self._resolve_rejected(group.cursor)
+        assert fatal is not None and fatal.group is not None
+        self._state.cursor.withdraw(fatal.group.cursor)
+        self._resolve_rejected(fatal.group.cursor)
         self.resume()
-        return group
+        return fatal.group
 
     def cancel_all(self) -> None:
         """Ask all groups in flight to end; each reports."""
@@ -249,7 +264,7 @@ class Producer:
         task.add_done_callback(lambda done: self._starting.pop(done, None))
 
     async def _start_group(self, key: GroupKey, version: int) -> None:
-        config, run = self._config, self._state.run
+        config, run = self._settings.config, self._state.run
         history = self._state.again.get(key.cursor)
         incomplete = 0 if history is None else history.incomplete
         lifetime = timedelta(seconds=config.rollout_timeout) + OVERTIME
@@ -295,21 +310,22 @@ class Producer:
         )
 
     def _on_child_closed(self, key: GroupKey, child: "asyncio.Task[None]") -> None:
-        """A child that ended without reporting (terminated, timed out) is run again."""
-        if child.cancelled():
-            self.on_group_dead(key, "cancelled")
-        elif (error := child.exception()) is not None:
-            self.on_group_dead(key, str(error.__cause__ or error))
+        """A child that ended without reporting (terminated, timed out) may have a fate all the
+        same."""
+        error = None if child.cancelled() else child.exception()
+        if self._out(key) is None or not (child.cancelled() or error):
+            return
+        why = "cancelled" if error is None else error.__cause__ or error
+        workflow.logger.warning("group %s ended without a report (%s)", key.text, why)
+        self._closed.append(key)
 
-    def on_group_dead(self, key: GroupKey, why: str = "closed") -> None:
+    def on_group_dead(self, key: GroupKey) -> None:
         """A group's workflow ended without leaving anything: the row is run again."""
         if self._out(key) is None:
             return
-        workflow.logger.warning(
-            "group %s ended without a report (%s); it is run again", key.text, why
-        )
+        workflow.logger.warning("group %s left nothing; its row is run again", key.text)
         out = self._state.out.pop(key.cursor)
-        self._state.admission.release(self._config.completions_per_prompt - out.released)
+        self._state.admission.release(self._settings.config.completions_per_prompt - out.released)
         self._again(key)
         self._state.retries.append(key.cursor)
         self.refill(after_completion=True)
@@ -340,7 +356,7 @@ class Producer:
         key = report.key
         history = self._again(key)
         history.incomplete += 1
-        if history.incomplete > self._config.max_incomplete_group_retries:
+        if history.incomplete > self._settings.config.max_incomplete_group_retries:
             self._reject(report)
             return
         self._state.counters.incomplete_group_retries += 1

@@ -13,7 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.messages import CompleteGroup, RolloutOrder
+    from activities.messages import CompleteGroup, RolloutOrder, RunLife
     from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
     from everburn.refs import RolloutOutcome
@@ -82,12 +82,12 @@ class PromptGroup:
 
     async def _cancel_if_orphaned(self, work: "asyncio.Task[GroupReport]") -> None:
         """A terminated run can't cancel its groups: they look for it themselves, ever more rarely,
-        since each look costs events."""
+        since each look costs events. Resumed meanwhile, it has others."""
         for wait in (60, 120, 240, *[600] * 1000):
             await workflow.sleep(wait, summary="does the run still exist?")
             is_open = await workflow.execute_activity_method(
                 ReconciliationActivities.run_is_open,
-                self._order.run,
+                RunLife(run=self._order.run, life=self._order.key.life),
                 task_queue=ORCHESTRATOR_QUEUE,
                 start_to_close_timeout=timedelta(minutes=1),
                 summary="does the run still exist?",

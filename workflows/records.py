@@ -55,6 +55,11 @@ class Recorder:
     def idle(self) -> bool:
         return not self._turn.locked()
 
+    @property
+    def owns_folder(self) -> bool:
+        """Whether the run's folder is this run's, as far as is known."""
+        return bool(self._owns_folder)
+
     async def create_run(self, config: dict[str, object]) -> RunCreated:
         # Only the first execution of a chain gets here; a reset one has an id of its own.
         owner = Owner(chain=workflow.info().run_id, life=self._state.life)

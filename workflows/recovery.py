@@ -23,19 +23,20 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
-    from everburn.config import RunConfig
     from everburn.refs import encode_groups
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
+    from workflows.settings import Settings
     from workflows.state import CheckpointAt, Fatal, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
 MAX_LOSSES = 3
 """Losses at one step, after which the step itself is suspected: a datum may be the killer."""
+NO_CHECKPOINT = "NoCheckpoint"
 STOP_PATIENCE = 120.0
 """Seconds that a run which is stopped waits for a session to save and evaluate with. Without one
 nothing is lost: the ledger has its steps, and `everburn resume` replays them."""
-BACKOFF = (1, 1, 2, 3, 5, 10, 30)
+BACKOFF = (1, 1, 2, 3, 5, 10, 30, 60, 120, 300)
 """Seconds between attempts to get a session."""
 
 _Outcome = Literal["restored", "suspected", "unwanted"]
@@ -45,13 +46,13 @@ class Recovery:
     def __init__(
         self,
         state: RunState,
-        config: RunConfig,
+        settings: Settings,
         trainer: TrainerSession,
         producer: Producer,
         evaluations: Evaluations,
     ) -> None:
         self._state = state
-        self._config = config
+        self._settings = settings
         self._evaluations = evaluations
         self._trainer = trainer
         self._producer = producer
@@ -121,9 +122,6 @@ class Recovery:
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(self._unwanted, timeout=seconds)
 
-    def reconfigure(self, config: RunConfig) -> None:
-        self._config = config
-
     def _unwanted(self) -> bool:
         """Whether a session is of no use: the run stops, and nothing that is left to do needs
         one, or it has been waited for in vain."""
@@ -131,7 +129,7 @@ class Recovery:
 
     def _left_to_do(self) -> list[str]:
         """What a run that stops would do with a session."""
-        state, config = self._state, self._config
+        state, config = self._state, self._settings.config
         left = {
             "the final checkpoint": config.save_final_checkpoint and not state.saved,
             "the final evaluation": state.evaluating is not None
@@ -161,11 +159,16 @@ class Recovery:
         if state.losses < MAX_LOSSES:
             return False
         groups = encode_groups([group.key for group in state.queue.batch])
-        state.fatal = state.fatal or Fatal(
-            error=f"step {state.step + 1} lost its trainer {state.losses} times; its rows are "
-            f"{groups or 'not yet complete'}; the last loss: {loss}",
-            error_type="StepKillsTrainer",
-        )
+        if loss.kind == NO_CHECKPOINT:
+            # It never came to the step.
+            fatal = Fatal(error=f"{loss}: see the run's notes", error_type=NO_CHECKPOINT)
+        else:
+            fatal = Fatal(
+                error=f"step {state.step + 1} lost its trainer {state.losses} times; its rows are "
+                f"{groups or 'not yet complete'}; the last loss: {loss}",
+                error_type="StepKillsTrainer",
+            )
+        state.fatal = state.fatal or fatal
         state.losses = 0
         return True
 
@@ -220,7 +223,7 @@ class Recovery:
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
                 state.note(f"{checkpoint.path} doesn't load, an older one is tried: {cause}")
-        raise LeaseLostError("no checkpoint of the run can be loaded", "NoCheckpoint")
+        raise LeaseLostError("no checkpoint of the run can be loaded", NO_CHECKPOINT)
 
     def _versions_in_use(self) -> set[int]:
         """Versions before the current one that rollouts in flight sample from."""

@@ -100,6 +100,11 @@ class Fatal(BaseModel):
     holds: bool = False
     """Whether it holds the run whatever on_fatal says: nothing is wrong with the run itself."""
 
+    @property
+    def held(self) -> str:
+        """What is answered to who wants something of a run that it holds."""
+        return f"the run is held: {self.error}; resume, skip_row or stop it first"
+
 
 class RunState(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -187,6 +192,8 @@ class RunState(BaseModel):
 
     progress_at: float = 0.0
     """When anything moved last."""
+    looked_at: float | None = None
+    """When the watchdog has looked last; at first, when the run began. None by an older build."""
     standstill: str = ""
     """What the run waits for, and since when, if nothing has moved for long."""
 
@@ -212,6 +219,7 @@ class RunState(BaseModel):
             started_at=now,
             published_at=now,
             progress_at=now,
+            looked_at=now,
             admission=Admission(
                 group=config.completions_per_prompt,
                 batch=config.batch_samples,
@@ -250,6 +258,11 @@ class RunState(BaseModel):
     def note(self, text: str) -> None:
         """Something a person should know; the last few are kept."""
         self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
+
+    def refuse_checkpoint(self, why: str) -> None:
+        """Nobody need wait for the checkpoint that was asked for, if one was."""
+        if self.checkpoint_wanted:
+            self.checkpoint_error, self.checkpoint_wanted = why, False
 
     def note_saved(self, step: int, path: str) -> None:
         """A checkpoint has been saved: people want its full path."""

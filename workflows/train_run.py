@@ -50,6 +50,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import Recorder
     from workflows.recovery import Recovery
     from workflows.resets import ResetGuard
+    from workflows.settings import Settings
     from workflows.state import RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
     from workflows.watchdog import Watchdog
@@ -57,7 +58,7 @@ with workflow.unsafe.imports_passed_through():
 MAX_HISTORY = 3_000
 """Events after which the run continues as new: replay costs 0.4 ms per event, and it is part of
 every recovery."""
-ENDING = "the run is ending; it saves its final state by itself"
+ENDING = "the run is ending: it saves its final state by itself, and nothing else can change"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 FULL_WAIT = timedelta(seconds=5)
 """Before a task is prepared again for which there was no space."""
@@ -72,24 +73,28 @@ class TrainRun:
         self._shown: tuple[int, float | None] | None = None
         self._ending = False
         try:
-            self._config = parse_config(config)
+            self._settings = Settings(parse_config(config))
         except ConfigError as error:
             # Failing here would fail the workflow task, for ever; `run` fails the run instead.
             self._config_error = str(error)
             return
         run = RunRef(store=self._config.store, id=workflow.info().workflow_id)
         self._state = state or RunState.initial(run, self._config, workflow.time())
-        self._wire(self._config, self._state)
+        self._wire(self._settings, self._state)
 
-    def _wire(self, config: RunConfig, state: RunState) -> None:
+    @property
+    def _config(self) -> RunConfig:
+        return self._settings.config
+
+    def _wire(self, settings: Settings, state: RunState) -> None:
         self._recorder = Recorder(state)
-        self._producer = Producer(state, config)
-        self._trainer = TrainerSession(state, config)
-        self._evaluations = Evaluations(state, config, self._recorder)
+        self._producer = Producer(state, settings)
+        self._trainer = TrainerSession(state, settings.config)
+        self._evaluations = Evaluations(state, settings, self._recorder)
         self._watchdog = Watchdog(
             state, self._producer, self._trainer, self._evaluations, self._recorder
         )
-        self._recovery = Recovery(state, config, self._trainer, self._producer, self._evaluations)
+        self._recovery = Recovery(state, settings, self._trainer, self._producer, self._evaluations)
         if self._guard.was_reset:
             self._halt()
 
@@ -167,11 +172,11 @@ class TrainRun:
         state = self._state
         self._state.enter("preparing", "a rollout worker that loads the task")
         prepared = await self._prepare()
-        state.notes.extend(prepared.notes)
+        self._note_all(prepared.notes)
         state.cursor.total = prepared.rows * self._config.epochs
         state.evaluation_rows = prepared.evaluation_rows
         await FirstLease(
-            state, self._config, self._trainer, self._producer, self._recovery
+            state, self._settings, self._trainer, self._producer, self._recovery
         ).acquire()
         self._producer.record_sample(force=True)
         self._producer.start()
@@ -183,13 +188,16 @@ class TrainRun:
         self._state.enter("resuming", "a rollout worker that loads the task")
         prepared = await self._prepare()
         state.evaluation_rows = prepared.evaluation_rows
-        for note in prepared.notes:
-            state.note(note)
+        self._note_all(prepared.notes)
         await self._recovery.restore(LeaseLostError("the run was resumed", "Resumed"))
         await self._producer.settle_fatal()
         state.published_at = workflow.time()
         self._producer.record_sample(force=True)
         await self._evaluations.start_first(state.admission.version)
+
+    def _note_all(self, notes: list[str]) -> None:
+        for note in notes:
+            self._state.note(note)
 
     async def _prepare(self) -> Prepared:
         while True:
@@ -207,7 +215,8 @@ class TrainRun:
             except ActivityError as error:
                 if getattr(error.cause, "type", None) != STORE_FULL:
                     raise
-                text = "the store is full: the rows that the run trains on can't be kept"
+                text = "space in the store: the rows that the run trains on can't be kept"
+                self._state.waiting_for = text
                 await workflow.sleep(FULL_WAIT, summary=text)
 
     async def _train(self) -> None:
@@ -232,7 +241,7 @@ class TrainRun:
     def _step(self) -> OptimizerStep:
         return OptimizerStep(
             self._state,
-            self._config,
+            self._settings,
             self._trainer,
             self._producer,
             self._evaluations,
@@ -249,7 +258,7 @@ class TrainRun:
     def _end(self) -> RunEnding:
         return RunEnding(
             self._state,
-            self._config,
+            self._settings,
             self._trainer,
             self._producer,
             self._evaluations,
@@ -260,9 +269,7 @@ class TrainRun:
     def _end_steps(self) -> None:
         """Nobody need wait for a step's checkpoint any more."""
         self._ending = True
-        if self._state.checkpoint_wanted:
-            self._state.checkpoint_error = ENDING
-            self._state.checkpoint_wanted = False
+        self._state.refuse_checkpoint(ENDING)
 
     async def _unwind(self, error: BaseException) -> None:
         """Leave nothing that spends: also when the run was cancelled."""
@@ -277,7 +284,9 @@ class TrainRun:
             # A second cancellation must not interrupt the cleanup of the first.
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await asyncio.shield(cleanup)
-        if not cleanup.cancelled() and cleanup.exception() is not None:
+        if not cleanup.done():
+            cleanup.cancel()
+        elif not cleanup.cancelled() and cleanup.exception() is not None:
             workflow.logger.warning("cleanup failed: %s", cleanup.exception())
 
     def _failure(self, error: BaseException) -> BaseException:
@@ -381,7 +390,7 @@ class TrainRun:
 
     @pause.validator
     def _check_pause(self) -> None:
-        self._check_running()
+        self._check_going_on()
         if self._state.paused:
             raise ValueError("the run is paused already")
 
@@ -413,26 +422,24 @@ class TrainRun:
 
     @checkpoint.validator
     def _check_checkpoint(self) -> None:
-        self._check_running()
+        self._check_going_on()
         if not self._state.checkpoints:
             raise ValueError("the run hasn't saved its initial state yet")
-        if self._ending:
-            raise ValueError(ENDING)
+        if self._state.fatal is not None:
+            raise ValueError(self._state.fatal.held)
 
     @workflow.update(description="Change the learning rate, O, C, intervals, ... of a running run.")
     async def reconfigure(self, changes: dict[str, Any]) -> str:
         """Apply changes from the next decision on; the run's folder remembers them."""
         names = ", ".join(sorted(changes))
-        self._config = reconfigured(self._config, changes)
-        self._producer.reconfigure(self._config)
-        self._evaluations.reconfigure(self._config)
-        self._recovery.reconfigure(self._config)
+        self._settings.config = reconfigured(self._config, changes)
+        self._producer.reconfigured()
         await self._recorder.control(f"reconfigure {names}", changes=changes)
         return f"changed {names}"
 
     @reconfigure.validator
     def _check_reconfigure(self, changes: dict[str, Any]) -> None:
-        self._check_running()
+        self._check_going_on()
         reconfigured(self._config, changes)
 
     @workflow.update(description="Reject the row that failed, and go on.")
@@ -440,9 +447,6 @@ class TrainRun:
         """Clear the error that holds the run; its row counts as rejected."""
         state = self._state
         group = self._producer.skip_row()
-        if group is None:
-            await self._recorder.control("skip_row: no row was the cause")
-            return "resumed: no row was the cause"
         await self._recorder.skip_group(group, state.admission.version)
         await self._recorder.control(f"skip_row {group.text}")
         return f"skipped row {group.text}"
@@ -450,12 +454,20 @@ class TrainRun:
     @skip_row.validator
     def _check_skip_row(self) -> None:
         self._check_running()
-        if self._state.fatal is None:
+        fatal = self._state.fatal
+        if fatal is None:
             raise ValueError("the run isn't held: there is no row to skip")
+        if fatal.group is None:
+            raise ValueError(f"no row is the cause: {fatal.error}; mend it and resume, or stop")
 
     def _check_running(self) -> None:
         if self._config_error is not None:
             raise ValueError("the run's configuration is invalid")
+
+    def _check_going_on(self) -> None:
+        self._check_running()
+        if self._ending:
+            raise ValueError(ENDING)
 
     @workflow.query(description="Where the run is.")
     def status(self) -> Status:

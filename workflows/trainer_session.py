@@ -55,6 +55,8 @@ class TrainerSession:
         self._state = state
         self._provisioning = _provisioning(config)
         self._slots = asyncio.Semaphore(LEASE_SLOTS // 2)
+        self._unborn = False
+        """Whether the server hasn't started the current lease's workflow yet."""
 
     @property
     def ref(self) -> LeaseRef:
@@ -75,14 +77,18 @@ class TrainerSession:
         state = self._state
         state.epoch += 1
         state.grant, state.lease_end = None, None
-        await workflow.start_child_workflow(
-            TrainerLease.run,
-            LeaseOrder(run=state.run, epoch=state.epoch, provisioning=self._provisioning),
-            id=self.workflow_id,
-            parent_close_policy=ParentClosePolicy.ABANDON,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            static_summary=f"trainer lease, epoch {state.epoch}",
-        )
+        self._unborn = True
+        try:
+            await workflow.start_child_workflow(
+                TrainerLease.run,
+                LeaseOrder(run=state.run, epoch=state.epoch, provisioning=self._provisioning),
+                id=self.workflow_id,
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                static_summary=f"trainer lease, epoch {state.epoch}",
+            )
+        finally:
+            self._unborn = False
         await workflow.wait_condition(lambda: state.grant is not None or self.lost or unwanted())
         if state.grant is None and not self.lost:
             await self.abandon(LeaseLostError("no session is wanted any more", "Unwanted"))
@@ -133,13 +139,18 @@ class TrainerSession:
             ActivityError: the trainer refused the request; its state is untouched.
         """
         self.check()
-        assert self._state.grant is not None
+        grant = self._state.grant
+        assert grant is not None
         async with self._slots:
+            self.check()
+            if self._state.grant is not grant:
+                # Its turn came when the run was asking for the next session already.
+                raise LeaseLostError("the lease ended", TRAINER_STATE_LOST)
             mutation = asyncio.ensure_future(
                 workflow.execute_activity_method(
                     activity,
                     order,
-                    task_queue=self._state.grant.task_queue,
+                    task_queue=grant.task_queue,
                     schedule_to_start_timeout=PICK_UP_TIMEOUT,
                     start_to_close_timeout=MUTATION_TIMEOUT,
                     heartbeat_timeout=MUTATION_HEARTBEAT,
@@ -149,7 +160,7 @@ class TrainerSession:
             )
             await workflow.wait_condition(lambda: mutation.done() or self.lost)
         if not mutation.done():
-            mutation.add_done_callback(_outcome_is_moot)
+            mutation.add_done_callback(look_at_outcome)
             mutation.cancel()
             self.check()
         try:
@@ -184,6 +195,12 @@ class TrainerSession:
     def workflow_id(self) -> str:
         return f"{self._state.run.id}/lease-{self._state.epoch}"
 
+    @property
+    def awaited_id(self) -> str | None:
+        """Of the lease that is in force: looked for, its workflow must be found running."""
+        missing = self._state.epoch == 0 or self.lost or self._unborn
+        return None if missing else self.workflow_id
+
 
 def _provisioning(config: RunConfig) -> ProvisioningWait | None:
     """What a lease of dedicated training may wait for beforehand."""
@@ -208,7 +225,8 @@ def _lost_by(cause: BaseException | None) -> LeaseLostError:
     return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
 
 
-def _outcome_is_moot(mutation: "asyncio.Future[Any]") -> None:
-    """Look at an outcome that no longer matters, so that asyncio doesn't call it forgotten."""
-    if not mutation.cancelled():
-        mutation.exception()
+def look_at_outcome(future: "asyncio.Future[Any]") -> None:
+    """Look at an outcome that may matter to nobody any more, so that asyncio doesn't log it as
+    forgotten."""
+    if not future.cancelled():
+        future.exception()

@@ -5,6 +5,7 @@ dead child is replaced, and a run in which nothing moves says what it waits for.
 looking itself (activities/reconciliation.py).
 """
 
+import contextlib
 from datetime import timedelta
 
 from temporalio import workflow
@@ -12,7 +13,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import Reconcile, Reconciled
-    from activities.reconciliation import ReconciliationActivities
+    from activities.reconciliation import MAX_FINISHED, ReconciliationActivities
     from everburn.refs import GroupKey, decode_groups, encode_groups
     from workflows.evaluations import Evaluations
     from workflows.messages import EvaluationReport, GroupReport
@@ -27,6 +28,11 @@ INTERVAL = 30.0
 LOOK_ANYWAY = 300.0
 """Seconds between looks however much moves: what is lost is lost among others, and nobody tells an
 execution that continues another of its children's deaths."""
+LONGEST_LOOK = timedelta(minutes=5)
+"""With all attempts: a store that can't be read, or a manifest in it, must not end the looking."""
+LONGEST_PAUSE = 3600.0
+"""Seconds between looks at a run that has stood still for hours: held, or without capacity. Looks
+fill a history that only steps can end."""
 GROUPS_PER_LOOK = 150
 """Groups whose names fit into one payload."""
 NO_PROGRESS = 300.0
@@ -49,52 +55,83 @@ class Watchdog:
         self._recorder = recorder
         self._told = 0.0
         """The standstill that a person has been told of, by its beginning."""
-        self._looked: float | None = None
-        """When, in this execution."""
+        self._has_looked = False
+        """Whether it has, in this execution."""
         self.looking = False
 
     async def watch(self) -> None:
-        """Look every now and then, for ever."""
+        """Look every now and then, and as soon as a group has ended without a report, for ever."""
+        await self._rest(min(INTERVAL, self._until_look_anyway()))
         while True:
-            await workflow.sleep(INTERVAL, summary="watchdog")
-            if not self._is_due():
-                continue
+            closed = self._producer.take_closed()
             self.looking = True
             try:
-                await self._look()
+                if closed:
+                    await self._look_in_turn(closed, MAX_FINISHED)
+                elif self._is_due():
+                    await self._look()
             except ActivityError as error:
                 # The store can't be read: whoever needs it says so, and the next look is soon.
                 workflow.logger.warning("couldn't look after the run: %s", error.cause)
+                self._has_looked = False
             finally:
                 self.looking = False
+            await self._rest(self._pause())
+
+    def _pause(self) -> float:
+        """Seconds to the next look: ever more while nothing moves."""
+        quiet = workflow.time() - self._state.progress_at
+        return min(max(INTERVAL, quiet / 4), LONGEST_PAUSE)
+
+    def _until_look_anyway(self) -> float:
+        """Seconds; by the looks of earlier executions, too, which may each have been too short for
+        one."""
+        now = workflow.time()
+        looked_at = now if self._state.looked_at is None else self._state.looked_at
+        return max(0.0, looked_at + LOOK_ANYWAY - now)
+
+    async def _rest(self, pause: float) -> None:
+        """Until then, or until a group has closed; a long pause ends once anything moves."""
+        since = self._state.progress_at
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: (
+                    self._producer.has_closed
+                    or (pause > INTERVAL and self._state.progress_at != since)
+                ),
+                timeout=pause,
+                timeout_summary="watchdog",
+            )
 
     def _is_due(self) -> bool:
         """Soon where nothing moves: as long as it does, most reports evidently arrive."""
-        now = workflow.time()
-        quiet = now - self._state.progress_at >= INTERVAL
-        return quiet or self._looked is None or now - self._looked >= LOOK_ANYWAY
+        quiet = workflow.time() - self._state.progress_at >= INTERVAL
+        return quiet or not self._has_looked or not self._until_look_anyway()
 
     async def _look(self) -> None:
-        self._looked = workflow.time()
-        out = self._producer.groups_out
-        for start in range(0, max(1, len(out)), GROUPS_PER_LOOK):
-            await self._look_after(out[start : start + GROUPS_PER_LOOK])
+        self._has_looked, self._state.looked_at = True, workflow.time()
+        await self._look_in_turn(self._producer.groups_out, GROUPS_PER_LOOK)
         await self._tell_standstill()
+
+    async def _look_in_turn(self, groups: list[GroupKey], at_once: int) -> None:
+        for start in range(0, max(1, len(groups)), at_once):
+            await self._look_after(groups[start : start + at_once])
 
     async def _look_after(self, groups: list[GroupKey]) -> None:
         """Look for some groups, for the lease and for the evaluation."""
         state = self._state
-        lease = self._trainer.workflow_id if state.epoch and not self._trainer.lost else None
+        lease, evaluation = self._trainer.awaited_id, self._evaluations.awaited_id
         found: Reconciled = await workflow.execute_activity_method(
             ReconciliationActivities.reconcile,
             Reconcile(
                 run=state.run,
                 groups=encode_groups(groups),
                 lease=lease,
-                evaluation=self._evaluations.workflow_id,
+                evaluation=evaluation,
             ),
             task_queue=ORCHESTRATOR_QUEUE,
             start_to_close_timeout=timedelta(minutes=2),
+            schedule_to_close_timeout=LONGEST_LOOK,
             heartbeat_timeout=timedelta(seconds=10),
             summary=f"look after {len(groups)} groups",
         )
@@ -111,9 +148,11 @@ class Watchdog:
             )
         for key in decode_groups(found.dead):
             self._producer.on_group_dead(key)
-        if found.lease_closed and lease == self._trainer.workflow_id:
+        # Others may have followed meanwhile, or these have reported.
+        if found.lease_closed and lease == self._trainer.awaited_id:
             self._trainer.on_closed()
-        if found.evaluation_closed and state.evaluating is not None:
+        if found.evaluation_closed and evaluation == self._evaluations.awaited_id:
+            assert state.evaluating is not None
             report = EvaluationReport(
                 version=state.evaluating, metrics={}, error="its workflow ended without a report"
             )

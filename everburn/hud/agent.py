@@ -4,14 +4,13 @@ Owns what our own agent does, and how another's failure is kept: HUD turns every
 status, and what it was decides whether a rollout is tried again. Doesn't own sampling or formats.
 """
 
-import asyncio
-
 from hud.agents.base import Agent
 from hud.agents.types import AgentStep, Usage
 from hud.agents.types import Sample as HudSample
 from hud.eval.run import Run
 
 from everburn.agentic.formats import Format
+from everburn.deadlines import within
 from everburn.hud.prompts import as_messages
 from everburn.sampling import Sampler
 
@@ -30,8 +29,8 @@ class PolicyAgent(Agent):
 
     async def __call__(self, run: Run) -> None:
         prompt = self._format.render(as_messages(run.prompt))
-        sampling = self._sampler.sample(prompt, stop=self._format.stop)
-        sample = await asyncio.wait_for(sampling, self._timeout)
+        async with within(self._timeout, "sampling_timeout"):
+            sample = await self._sampler.sample(prompt, stop=self._format.stop)
         text = self._format.parse(prompt, sample.tokens).content
         run.record(
             AgentStep(

@@ -31,7 +31,8 @@ def import_hud() -> None:
         from hud.settings import settings
     except ImportError as error:
         raise HudMissingError(
-            f"HUD environments need the hud package: pip install 'everburn[hud]' ({error})"
+            f"HUD environments need the hud package ({error}): in Everburn's checkout, "
+            "pip install -c constraints.txt -e '.[hud]'"
         ) from None
     settings.api_key = hud_key()
     # Every environment says when it is up: thousands of lines in a worker's log.

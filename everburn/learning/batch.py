@@ -6,6 +6,7 @@ and never call the function again. Doesn't own when a batch is sealed (the workf
 pass behind `Batch.logprobs` (trainers/) or datums (datums.py).
 """
 
+import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from everburn.config import Entrypoint
-from everburn.dataset import stored_rows
+from everburn.dataset import Row, stored_rows
 from everburn.entrypoints import call
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.rollout_file import read_rollout
@@ -28,6 +29,7 @@ from everburn.refs import (
 )
 from everburn.rollouts import RolloutRun
 from everburn.store import ArtifactStore, when_there_is_space
+from everburn.user_code import LimitedLoop
 
 Score = Callable[[list[list[int]]], Awaitable[list[list[float]]]]
 """Token sequences to the logprob of each token after the first."""
@@ -102,29 +104,52 @@ SegmentAdvantages = Mapping[SegmentKey, Sequence[float]]
 
 
 async def prepare_batch(
-    run: RunRef, step: int, groups: Sequence[GroupKey], entrypoint: Entrypoint, score: Score
+    run: RunRef,
+    step: int,
+    groups: Sequence[GroupKey],
+    entrypoint: Entrypoint,
+    score: Score,
+    user_loop: LimitedLoop,
 ) -> PreparedBatch:
     """Call the user's function on the batch, and keep its advantages; or find those that were kept.
 
+    user_loop: where the function runs. Its limit isn't that of reading the batch, or of waiting for
+    space in a full store.
+
     Raises:
-        EntrypointError, InvalidBatchError, and whatever the function raises.
+        EntrypointError, InvalidBatchError, UserCodeStuckError, and whatever the function raises.
     """
     store = ArtifactStore.of(run)
     key = prepared_batch_key(step, groups)
-    if not store.exists(key):
-        manifests = [load_group(store, group) for group in groups]
+    if not await asyncio.to_thread(store.exists, key):
         scoring = _Scoring(score)
-        groups_of = [_batch_group(run, store, manifest) for manifest in manifests]
-        batch = Batch(step, groups_of, scoring)
-        try:
+        manifests, batch = await asyncio.to_thread(_read_batch, run, step, groups, scoring)
+
+        async def compute() -> dict[str, list[Any]]:
             result = call(entrypoint, batch)
             if inspect.isawaitable(result):
                 result = await result
+            return _columns(manifests, batch, result, f"{entrypoint.name}, step {step}")
+
+        try:
+            columns = await user_loop.run(compute)
         finally:
             scoring.check()
-        columns = _columns(manifests, batch, result, f"{entrypoint.name}, step {step}")
         # A concurrent writer of a lease that was given up may come first; its file stays.
         await when_there_is_space(store.put_table, key, columns, _schema())
+    return await asyncio.to_thread(_prepared, store, key)
+
+
+def _read_batch(
+    run: RunRef, step: int, groups: Sequence[GroupKey], score: Score
+) -> tuple[list[GroupManifest], Batch]:
+    store = ArtifactStore.of(run)
+    manifests = [load_group(store, group) for group in groups]
+    rows = stored_rows(run, ROWS_KEY)
+    return manifests, Batch(step, [_batch_group(rows, store, each) for each in manifests], score)
+
+
+def _prepared(store: ArtifactStore, key: str) -> PreparedBatch:
     ref = store.ref(key)
     advantages = segment_advantages(store, ref)
     trained = [key for key, values in advantages.items() if any(values)]
@@ -171,13 +196,13 @@ def segment_advantages(store: ArtifactStore, ref: StoredRef) -> SegmentAdvantage
     }
 
 
-def _batch_group(run: RunRef, store: ArtifactStore, manifest: GroupManifest) -> BatchGroup:
+def _batch_group(rows: list[Row], store: ArtifactStore, manifest: GroupManifest) -> BatchGroup:
     # An accepted group has members: min_group_size is at least 1.
     row_index = manifest.members[0].row_index
     return BatchGroup(
         cursor=manifest.key.cursor,
         version=manifest.version,
-        row=stored_rows(run, ROWS_KEY)[row_index],
+        row=rows[row_index],
         completions=[
             BatchCompletion(
                 completion=member.completion,

@@ -90,11 +90,13 @@ def complete_group(
     row: Callable[[], dict[str, Any]],
     dynamic_filter: Callable[[Group], bool] | None,
     advantages_of: AdvantageFunction = group_zscore,
+    last_look: Callable[[], None] = lambda: None,
 ) -> GroupManifest:
     """Decide a group's fate and write its manifest; finds the manifest of an earlier attempt.
 
     outcomes: one per completion, in any order. min_group_size counts surviving completions. last:
-        whether no attempt follows if they are too few.
+        whether no attempt follows if they are too few. last_look: taken before the manifest is
+        written; raises if nobody waits for it any more.
     """
     found = find_group(store, key)
     if found is not None:
@@ -136,6 +138,7 @@ def complete_group(
         ],
         lost=[outcome for outcome in outcomes if outcome.status != "succeeded"],
     )
+    last_look()
     store.put_json(group_key(key), manifest.model_dump(mode="json"), once=True)
     return load_group(store, key)
 

@@ -44,7 +44,7 @@ def write_rollout(
     store: ArtifactStore, key: str, record: CompletionRecord, run: RolloutRun
 ) -> StoredRef:
     """Write a validated rollout."""
-    values = record.model_dump(exclude={"info"}) | {"info": json.dumps(record.info, default=str)}
+    values = record.model_dump(exclude={"info"}) | {"info": json.dumps(record.info)}
     count = len(run.segments)
     columns: dict[str, list[Any]] = {name: [value] * count for name, value in values.items()}
     columns["segment"] = list(range(count))

@@ -1,19 +1,23 @@
-"""A run's own loss, in the form that the SDK's `forward_backward_custom` takes.
+"""A run's own loss: from the logprobs of its datums to the weights of a linear loss.
 
-The SDK scores the datums, differentiates the loss here with respect to the logprobs, and sends the
-gradient to the trainer as the weights of a linear loss. Owns the call of the user's function and
-every check of what it returns, before anything reaches the trainer. Doesn't own the requests (the
-SDK's) or their order (serverless.py).
+As the SDK's `forward_backward_custom` does it: the loss is differentiated here with respect to the
+logprobs, and the trainer gets the gradient. Owns the call of the user's function and every check
+of what it returns, before anything reaches the trainer. Doesn't own the requests (serverless.py) or
+how long the function may take (user_code.py).
 """
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from everburn.config import Entrypoint
 from everburn.entrypoints import call
 from everburn.learning.datums import Datum
+from everburn.threads import in_thread
 from everburn.trainers import TrainerRejectedError
+from everburn.user_code import UserCodeStuckError, limited
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +27,7 @@ MAX_METRIC_NAME = 40
 
 
 class CustomLoss:
-    """`loss(data, logprobs, **kwargs) -> (loss, metrics)`, for one `forward_backward_custom`.
+    """`loss(data, logprobs, **kwargs) -> (loss, metrics)`, for one `forward_backward`.
 
     data: Everburn's datums, with arrays `targets`, `logprobs` (of the rollout), `advantages` and
     `mask` (learning/datums.py). logprobs: one float32 tensor per datum, as long as its arrays, of
@@ -39,40 +43,48 @@ class CustomLoss:
         self.value = 0.0
         self.metrics: dict[str, float] = {}
 
-    def __call__(
-        self, data: Sequence[object], logprobs: list["Tensor"]
-    ) -> tuple["Tensor", dict[str, float]]:
-        """For the SDK: a loss with the gradient of the user's, within the mask.
+    async def weights(self, scored: list[list[float]]) -> list[npt.NDArray[np.float32]]:
+        """Call the function on a thread of its own, and differentiate what it returns.
 
-        data: the SDK's datums, which don't carry advantages; the user's function gets ours.
-        It is linear, so that what the SDK sends has been looked at here: a NaN that reached the
-        trainer would make the client unusable for good.
+        scored: per datum, the logprob of each target under the trainer's current weights.
+
+        Returns the same as arrays of w: the sum of -w * logprob has the gradient of the user's
+        loss within the mask, and none beyond. They are finite: a NaN that reached the trainer
+        would make the SDK's client unusable for good.
 
         Raises:
-            TrainerRejectedError: the function failed, or returned what can't be trained on.
+            TrainerRejectedError: the function failed, exited, didn't return, or returned what
+                can't be trained on.
         """
+        try:
+            return await limited(in_thread(lambda: self._weights(scored)))
+        except UserCodeStuckError as error:
+            raise self._refusal(str(error)) from None
+
+    def _weights(self, scored: list[list[float]]) -> list[npt.NDArray[np.float32]]:
         import torch
 
+        logprobs = [
+            torch.tensor(values, dtype=torch.float32, requires_grad=True) for values in scored
+        ]
         try:
-            result = call(self._entrypoint, self._datums, logprobs)
-        except Exception as error:
+            loss = self._checked(call(self._entrypoint, self._datums, logprobs))
+            gradients = torch.autograd.grad(
+                loss, logprobs, allow_unused=True, materialize_grads=True
+            )
+        except TrainerRejectedError:
+            raise
+        except BaseException as error:
+            # Also of sys.exit: on the caller's loop it would end the worker.
             raise self._refusal(f"{type(error).__name__}: {error}") from error
-        loss = self._checked(result)
-        if not loss.requires_grad:
-            raise self._refusal("the loss doesn't depend on the logprobs it was given")
-        gradients = torch.autograd.grad(loss, logprobs, allow_unused=True)
-        # One zero-weighted sum over all, so that each has a gradient, also where none is due.
-        linear = sum((0.0 * values.sum() for values in logprobs), start=torch.zeros(()))
-        for index, (gradient, values, datum) in enumerate(
-            zip(gradients, logprobs, self._datums, strict=True)
-        ):
-            if gradient is None:
-                continue
+        for index, gradient in enumerate(gradients):
             if not torch.isfinite(gradient).all():
                 raise self._refusal(f"the gradient of datum {index} isn't finite")
-            linear = linear + (gradient * torch.from_numpy(datum.mask) * values).sum()
         self.value = float(loss.detach())
-        return linear, {}
+        return [
+            -gradient.numpy() * datum.mask
+            for gradient, datum in zip(gradients, self._datums, strict=True)
+        ]
 
     def _checked(self, result: Any) -> "Tensor":
         import torch
@@ -93,6 +105,8 @@ class CustomLoss:
             if len(str(name)) > MAX_METRIC_NAME:
                 raise self._refusal(f"metric {name!r} has more than {MAX_METRIC_NAME} characters")
             self.metrics[str(name)] = float(number)
+        if not loss.requires_grad:
+            raise self._refusal("the loss doesn't depend on the logprobs it was given")
         return loss.reshape(())
 
     def _refusal(self, problem: str) -> TrainerRejectedError:

@@ -276,14 +276,21 @@ class ServerlessTrainer:
 
     async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:
         """Two requests, between which the loss is computed here; those of one call go before those
-        of the next, so that gradients are added up in the order of the calls."""
+        of the next, so that gradients are added up in the order of the calls.
+
+        They are those of the SDK's `forward_backward_custom`, which would call the user's function
+        on the one event loop that all sessions of the process share.
+        """
         loss = CustomLoss(entrypoint, datums)
-        replayed = self._config.router_replay
-        data = [to_sdk_targets(datum, routing=replayed) for datum in datums]
+        data = [_to_linear(datum, routing=self._config.router_replay) for datum in datums]
         async with self._custom_turn:
-            with self._translated("forward_backward_custom"):
-                sending = asyncio.to_thread(self._client.forward_backward_custom, data, loss)
-                future = await asyncio.wait_for(sending, RESULT_TIMEOUT)
+            with self._translated("forward"):
+                future = self._client.forward(data, "cross_entropy")
+                scored = _logprobs(await asyncio.wait_for(_result(future), RESULT_TIMEOUT))
+            weights = await loss.weights(scored)
+            data = [_weighted(each, own) for each, own in zip(data, weights, strict=True)]
+            with self._translated("forward_backward"):
+                future = self._client.forward_backward(data, "cross_entropy", None)
             gradients = await self._gradients(future)
         return replace(
             gradients,
@@ -324,10 +331,24 @@ def to_sdk(datum: Datum, *, routing: bool = False) -> Any:
     )
 
 
-def to_sdk_targets(datum: Datum, *, routing: bool = False) -> Any:
-    """The SDK's datum of ours with its targets only, for a loss that is computed here."""
-    matrices = datum.routing if routing else None
-    return _sdk_datum(datum.inputs.tolist(), matrices, target_tokens=datum.targets)
+def _to_linear(datum: Datum, *, routing: bool = False) -> Any:
+    """The SDK's datum of ours for the linear loss that a loss of one's own becomes; as long as
+    its weights are zero it only scores."""
+    return _sdk_datum(
+        datum.inputs.tolist(),
+        datum.routing if routing else None,
+        target_tokens=datum.targets,
+        weights=np.zeros_like(datum.mask),
+    )
+
+
+def _weighted(datum: Any, weights: npt.NDArray[np.float32]) -> Any:
+    """Such a datum with the gradient in it: cross_entropy is the sum of -weights * logprobs."""
+    from fireworks.training.sdk import Datum as SdkDatum
+    from fireworks.training.sdk import TensorData
+
+    inputs = datum.loss_fn_inputs | {"weights": TensorData.from_numpy(weights)}
+    return SdkDatum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
 def _to_score(tokens: list[int]) -> Any:

@@ -11,6 +11,8 @@ from activities import runners as runners_module
 from activities.runners import Runners
 from everburn import rollout_runner
 from everburn.refs import RunRef
+from everburn.run_folder import OWNER_KEY, Owner
+from everburn.store import ArtifactStore
 from everburn.user_loop import UserLoop
 from support.waiting import until
 
@@ -73,6 +75,18 @@ async def test_what_is_in_use_stays_until_it_is_idle(runners: Runners) -> None:
         await until(lambda: closed == ["d"])
     await until(lambda: len(closed) == 2)
     assert loaded == ["a", "b", "c", "d"]
+
+
+async def test_another_run_of_the_same_id_has_code_of_its_own(
+    runners: Runners, tmp_path: Path
+) -> None:
+    """Whoever deletes a run's folder may start another run under its id."""
+    run = RunRef(store=str(tmp_path), id="a")
+    for chain in ("first", "first", "second"):
+        ArtifactStore.of(run).put_json(OWNER_KEY, Owner(chain=chain).model_dump())
+        async with runners.using(run):
+            pass
+    assert loaded == ["a", "a"]
 
 
 @pytest.mark.usefixtures("runners")

@@ -63,6 +63,15 @@ async def prepare_batch(batch: Batch) -> list[list[list[float]]]:
     ]
 
 
+def loss(data: Any, logprobs: Any, mischief: str, marker: str | None = None) -> Any:
+    """Never comes to a loss. marker: a file that says it was called."""
+    if marker is not None:
+        Path(marker).touch()
+    if mischief == "exit":
+        sys.exit("user code has had enough")
+    threading.Event().wait()
+
+
 async def _be_late(setup: RolloutSetup) -> None:
     gate = setup.extras.get("gate")
     if gate is None:

@@ -3,9 +3,11 @@
 import os
 
 import pytest
+from temporalio.client import WorkflowFailureError
 
-from chaos.harness import Chaos, Run, process_command
+from chaos.harness import PATIENCE, Chaos, Run, process_command
 from chaos.tasks import PLACE
+from support.waiting import until
 from workers.exits import BLOCKED
 from workflows.attempts import MAX_FAILURES, MAX_LOSSES
 
@@ -109,6 +111,33 @@ async def test_code_that_exits_is_a_fatal_error_that_can_be_mended(chaos: Chaos)
     await run.handle.execute_update("resume")
     await chaos.survived(run, again={PLACE[0]})
     assert len(chaos.stack.processes.deaths) == deaths, "the worker went on"
+
+
+@pytest.mark.chaos
+async def test_a_loss_that_blocks_for_ever_holds_up_no_other_run(chaos: Chaos) -> None:
+    """On the same trainer worker: it has one thread for all of the SDK's requests."""
+    marker = chaos.folder / "blocked"
+    kwargs = {"mischief": "block for ever", "marker": str(marker)}
+    blocked = await chaos.start(loss={"name": f"{TASK}:loss", "kwargs": kwargs})
+    await until(marker.exists, lambda: "for the loss to be called", PATIENCE)
+    other = await chaos.start(task=TASK)
+    assert (await other.result()).steps == 4
+    status = await blocked.status()
+    assert (status.step, status.lease_epoch, status.recovered) == (0, 1, None)
+    await blocked.handle.terminate("its loss won't return")
+    await chaos.survived(other)
+    assert not chaos.deaths
+
+
+@pytest.mark.chaos
+async def test_a_loss_that_exits_ends_its_run_and_no_other(chaos: Chaos) -> None:
+    kwargs = {"mischief": "exit"}
+    run = await chaos.start(loss={"name": f"{TASK}:loss", "kwargs": kwargs})
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run.result()
+    assert f"loss {TASK}:loss: SystemExit: user code has had enough" in str(failure.value.cause)
+    await chaos.survived(await chaos.start(task=TASK))
+    assert not chaos.deaths
 
 
 @pytest.mark.chaos

@@ -13,19 +13,17 @@ import json
 import os
 import platform
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowHandle, WorkflowHistory
+from temporalio.client import WorkflowHistory
 
 from everburn.backends import EMULATOR_URL_ENV
-from everburn.config import RunConfig, reconfigured
+from everburn.config import reconfigured
 from everburn.refs import RunRef
 from everburn.run_folder import Origin, configured
-from everburn.store import ArtifactStore
 from everburn.trainers import TrainerStateLostError
 from support import tiny_turns
 from support.emulator import running_emulator
@@ -35,11 +33,7 @@ from support.script import Draw, Script
 from support.temporal import running_temporal
 from support.waiting import until
 from workers.fork import Fork
-from workers.resume import rebuilt_state
 from workers.run_file import RunFile
-from workflows.messages import RunResult
-from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.state import RunState
 from workflows.train_run import TrainRun
 
 HERE = Path(__file__).parent
@@ -142,9 +136,8 @@ async def a_held_run(farm: Farm) -> Run:
 async def a_resumed_run(farm: Farm, ended: Run) -> Run:
     """The held run again, after its stop. Its last row teaches nothing."""
     ended.script.play = flat
-    ref = RunRef(store="runs", id=ended.id)
-    config = configured(ref)
-    run = await go_on(farm, ref, ended.script, config, rebuilt_state(ref, config, time.time()))
+    run = await farm.resume(ended)
+    await run.result()
     assert [entry.updated for entry in run.ledger] == [True, True, False]
     return run
 
@@ -156,24 +149,13 @@ async def a_forked_run(farm: Farm, origin: Run) -> Run:
     config = reconfigured(configured(source, 4), changes)
     file = RunFile(ref.id, config.model_dump(mode="json"), config)
     state = Fork(Origin(run=source, step=4, changes={"learning_rate": 0.5}), ref, file).make()
-    return await go_on(farm, ref, origin.script, config, state)
+    run = await farm.go_on(ref, origin.script, config, state)
+    await run.result()
+    return run
 
 
 async def flat(draw: Draw) -> float:
     return 1.0
-
-
-async def go_on(farm: Farm, ref: RunRef, script: Script, config: RunConfig, state: RunState) -> Run:
-    """A run from a state that was rebuilt from a folder, to its end."""
-    handle: WorkflowHandle[Any, RunResult] = await farm.client.start_workflow(
-        TrainRun.run,
-        args=[config.model_dump(mode="json"), state],
-        id=ref.id,
-        task_queue=ORCHESTRATOR_QUEUE,
-    )
-    run = Run(ref.id, script, ArtifactStore.of(ref), handle)
-    await run.result()
-    return run
 
 
 async def a_dedicated_run(farm: Farm, folder: Path) -> Run:

@@ -9,7 +9,7 @@ import pytest
 
 from everburn.config import Entrypoint
 from everburn.dataset import write_rows
-from everburn.learning.batch import Batch, InvalidBatchError, prepare_batch
+from everburn.learning.batch import Batch, InvalidBatchError, Score, prepare_batch
 from everburn.learning.group import GroupManifest, complete_group, load_group
 from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import recorded_datums
@@ -17,6 +17,7 @@ from everburn.ledger import PreparedBatch
 from everburn.refs import ROWS_KEY, GroupKey, RolloutOutcome, RunRef, rollout_key
 from everburn.rollouts import RolloutRun, RolloutSample
 from everburn.store import ArtifactStore
+from everburn.user_code import LimitedLoop
 from support.records import a_record
 
 KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1)]
@@ -63,9 +64,19 @@ def named(batch: Batch, name: str) -> Any:
 
 
 async def prepare(run: RunRef, function: Callable[[Batch], Any]) -> PreparedBatch:
+    return await prepare_with(run, function, score)
+
+
+async def prepare_with(
+    run: RunRef, function: Callable[[Batch], Any], score: Score
+) -> PreparedBatch:
     functions["current"] = function
     here = Entrypoint(name=f"{__name__}:named", kwargs={"name": "current"})
-    return await prepare_batch(run, 5, KEYS, here, score)
+    loop = LimitedLoop("test")
+    try:
+        return await prepare_batch(run, 5, KEYS, here, score, loop)
+    finally:
+        loop.close()
 
 
 def manifests(run: RunRef) -> list[GroupManifest]:
@@ -180,8 +191,6 @@ async def test_an_error_of_the_trainer_is_raised_whatever_the_function_makes_of_
             raise KeyError("what now") from error
 
     for function in (careless, stumbling):
-        functions["current"] = function
-        here = Entrypoint(name=f"{__name__}:named", kwargs={"name": "current"})
         with pytest.raises(ConnectionError, match="the session is gone"):
-            await prepare_batch(run, 5, KEYS, here, lost)
+            await prepare_with(run, function, lost)
     assert ArtifactStore.of(run).keys("steps/000005") == []

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from everburn.config import RunConfig
 from everburn.learning.group import GroupManifest
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import RunRef
+from everburn.run_folder import configured
 from everburn.store import ArtifactStore
 from everburn.trainers import Trainer
 from support.script import Script, scripts
@@ -45,8 +47,10 @@ from support.waiting import PATIENCE, until
 from workers import processes
 from workers.plugin import everburn_plugin
 from workers.processes import orchestrator, rollout_worker, trainer_worker
+from workers.resume import rebuilt_state
 from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.state import RunState
 from workflows.train_run import TrainRun
 
 SLOTS = 1100
@@ -63,6 +67,10 @@ class Run:
     script: Script
     store: ArtifactStore
     handle: WorkflowHandle[Any, RunResult]
+
+    @property
+    def ref(self) -> RunRef:
+        return RunRef(store=self.store.folder.removesuffix(f"/{self.id}"), id=self.id)
 
     @property
     def trainer(self) -> ScriptedTrainer:
@@ -136,13 +144,25 @@ class Farm:
 
     async def start(self, script: Script, store: Path, **fields: Any) -> Run:
         """Start a run of `rows` rows; fields are its configuration's."""
-        run_id = f"run-{next(_numbers)}"
-        scripts[run_id] = script
-        config = self.config(run_id, store, **fields)
+        ref = RunRef(store=str(store), id=f"run-{next(_numbers)}")
+        scripts[ref.id] = script
+        return await self._start(ref, script, self.config(ref.id, store, **fields))
+
+    async def go_on(self, ref: RunRef, script: Script, config: RunConfig, state: RunState) -> Run:
+        """A run from a state that was rebuilt from a folder."""
+        return await self._start(ref, script, config.model_dump(mode="json"), state)
+
+    async def resume(self, run: Run) -> Run:
+        """The next life of a run that has ended."""
+        config = configured(run.ref)
+        state = rebuilt_state(run.ref, config, time.time())
+        return await self.go_on(run.ref, run.script, config, state)
+
+    async def _start(self, ref: RunRef, script: Script, *args: Any) -> Run:
         handle: WorkflowHandle[Any, RunResult] = await self.client.start_workflow(
-            TrainRun.run, args=[config], id=run_id, task_queue=ORCHESTRATOR_QUEUE
+            TrainRun.run, args=args, id=ref.id, task_queue=ORCHESTRATOR_QUEUE
         )
-        run = Run(run_id, script, ArtifactStore.of(RunRef(store=str(store), id=run_id)), handle)
+        run = Run(ref.id, script, ArtifactStore.of(ref), handle)
         self.runs.append(run)
         return run
 

@@ -1,5 +1,7 @@
 """Losses and advantage functions that runs of tests name."""
 
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +33,36 @@ def first_only(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
 
 def raising(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
     raise KeyError("margin")
+
+
+def exiting(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
+    sys.exit("no more of this")
+
+
+class Block:
+    """What `blocking` does: from `begun` on it blocks its thread until it is `free`."""
+
+    def __init__(self) -> None:
+        self.begun, self.free = threading.Event(), threading.Event()
+
+
+block = Block()
+"""A test that runs `blocking` puts a new one here, and frees it."""
+
+
+def blocking(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
+    now = block
+    now.begun.set()
+    now.free.wait(60)
+    return importance_sampling(data, logprobs)
+
+
+def overwriting(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
+    """What torch complains of when it differentiates."""
+    square = logprobs[0].exp()
+    loss = square.square().sum()
+    square.zero_()
+    return loss, {}
 
 
 def without_metrics(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:

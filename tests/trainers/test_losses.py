@@ -1,7 +1,8 @@
 """Losses through the unmodified SDK against the emulator: the service's by name, one's own by a
 Python function, and what a trainer can't do."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fireworks.training.sdk import types
 
+from everburn import user_code
 from everburn.config import Entrypoint
+from everburn.emulator.base_model import TINY
 from everburn.emulator.losses import Loss
 from everburn.learning.datums import Datum, build_datum
 from everburn.learning.losses import LOSSES, wire_loss_of
@@ -18,8 +22,10 @@ from everburn.ledger import AdamParams
 from everburn.rollouts import RolloutSample
 from everburn.trainers import TrainerRejectedError, TrainerUnfitError
 from everburn.trainers.serverless import ServerlessTrainer, to_sdk
+from support import losses
 from support.emulator import RunningEmulator
-from support.sessions import a_config
+from support.sessions import ADAM, a_config
+from support.waiting import PATIENCE, until
 
 PLAIN = AdamParams(
     learning_rate=1e8,
@@ -157,6 +163,8 @@ async def test_python_losses_that_are_pending_together_are_added_in_the_order_of
     ("name", "text"),
     [
         ("raising", "loss support.losses:raising: KeyError: 'margin'"),
+        ("exiting", "loss support.losses:exiting: SystemExit: no more of this"),
+        ("overwriting", "loss support.losses:overwriting: RuntimeError: one of the variables"),
         ("without_metrics", r"returned Tensor, not \(loss, metrics\)"),
         ("detached", "the loss doesn't depend on the logprobs"),
         ("nan_loss", "the loss is nan"),
@@ -170,6 +178,73 @@ async def test_a_python_loss_that_fails_is_refused_and_the_session_goes_on(
     with pytest.raises(TrainerRejectedError, match=text):
         await trainer.forward_backward(DATUMS, own(name), {})
     await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
+
+
+@pytest.fixture
+def block(monkeypatch: pytest.MonkeyPatch) -> Iterator[losses.Block]:
+    """How far the loss `blocking` has come; it goes on when the test is over."""
+    fresh = losses.Block()
+    monkeypatch.setattr(losses, "block", fresh)
+    yield fresh
+    fresh.free.set()
+
+
+async def test_sessions_answer_while_a_python_loss_takes_its_time(
+    emulator: RunningEmulator, trainer: ServerlessTrainer, block: losses.Block
+):
+    """Also those of other runs, which share the SDK's event loop with it."""
+    work = asyncio.ensure_future(trainer.forward_backward(DATUMS, own("blocking"), {}))
+    await until(block.begun.is_set)
+    await asyncio.wait_for(trainer.probe(), PATIENCE)
+    other = await asyncio.wait_for(ServerlessTrainer.open(a_config(emulator.base_url)), PATIENCE)
+    await asyncio.wait_for(other.forward_backward(DATUMS, own("first_only"), {}), PATIENCE)
+    await other.close()
+    assert not work.done()
+    block.free.set()
+    assert (await work).loss_metrics["datums"] == 2
+
+
+async def test_a_python_loss_that_never_returns_is_refused_and_the_session_goes_on(
+    trainer: ServerlessTrainer, block: losses.Block, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(user_code, "LIMIT", 0.2)
+    text = r"loss support.losses:blocking: it hasn't returned within 0\.2 s"
+    with pytest.raises(TrainerRejectedError, match=text):
+        await trainer.forward_backward(DATUMS, own("blocking"), {})
+    monkeypatch.setattr(user_code, "LIMIT", PATIENCE)
+    await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
+
+
+async def test_a_python_loss_sends_what_the_sdk_would_send_bit_for_bit(
+    emulator: RunningEmulator, trainer: ServerlessTrainer
+):
+    await trainer.forward_backward(DATUMS, "importance_sampling", {})
+    await trainer.optim_step(ADAM)
+    begin = await trainer.save_checkpoint("begin")
+    await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
+    ours = await gradient(emulator, trainer, "ours")
+
+    service = emulator.connect()
+    client = service.create_training_client(base_model=TINY, lora_rank=4, lora_alpha=32)
+    client.load_state_with_optimizer(begin).result()
+    data = [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(datum.inputs.tolist()),
+            loss_fn_inputs={"target_tokens": types.TensorData.from_numpy(datum.targets)},
+        )
+        for datum in DATUMS
+    ]
+    client.forward_backward_custom(
+        data, lambda _, logprobs: losses.importance_sampling(DATUMS, logprobs)
+    ).result()
+    client.optim_step(types.AdamParams(**PLAIN.model_dump(exclude={"normalization"}))).result()
+    end = client.save_state("end").result().path
+    service.delete_training_session()
+    service.close()
+
+    old, new = emulator.saved_weights(begin), emulator.saved_weights(end)
+    assert any(values.any() for values in ours.values())
+    assert all(torch.equal(ours[name], old[name] - new[name]) for name in old)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from everburn.checkpoints import find_checkpoint
+from everburn.config import Entrypoint
 from everburn.controls import read_controls
 from everburn.emulator.checkpoints import weights_digest
 from everburn.ledger import read_ledger
@@ -19,7 +21,7 @@ from support.histories import replay_stack
 from support.sums import write_sums
 from workers.errors import BadInputError
 from workers.fork import plan_fork
-from workers.resume import ended_run
+from workers.resume import ended_run, rebuilt_state
 from workers.server import Server
 from workers.stack_folder import StackFolder
 from workflows.train_run import TrainRun
@@ -102,10 +104,12 @@ def test_replayed_weights_are_those_of_the_run_it_comes_from(everburn: Everburn)
 
 
 def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
+    """Its branch with a loss of its own, which the verification finds in the folder."""
     long = everburn.start("run", "run.json", "--id", "long", "--set", "epochs=10")
     parent = store_of(everburn, "long")
     wait_until(lambda: len(read_ledger(parent)) >= 3, "three steps")
     changes = ["--set", "extras.scale=2", "--set", "learning_rate=0.001", "--set", "epochs=1"]
+    changes += ["--set", 'loss={"name": "sums:loss"}']
     done = everburn("fork", "long", "--at-step", "2", "--id", "branch", *changes)
     assert done.returncode == 0, done.stdout + done.stderr
     # A changed task: what was sampled for the old one isn't trained.
@@ -116,6 +120,8 @@ def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
     assert everburn("verify", "long").returncode == 0
     rates = [entry.adam.learning_rate for entry in read_ledger(store_of(everburn, "branch"))]
     assert rates == [0.01, 0.01, 0.001, 0.001]
+    losses = [entry.loss for entry in read_ledger(store_of(everburn, "branch"))]
+    assert losses == ["grpo", "grpo", *[Entrypoint(name="sums:loss")] * 2]
 
 
 def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
@@ -157,6 +163,26 @@ def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
     check_verified(everburn, "told", steps=32, rows=64)
 
 
+def test_a_run_that_has_not_ended_is_stayed_with(everburn: Everburn) -> None:
+    """A resume is all that a person needs after a crash, whatever the run made of it."""
+    left = everburn.start("run", "run.json", "--id", "left", "--set", "epochs=100")
+    store = store_of(everburn, "left")
+    wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
+    left.kill()
+
+    changed = everburn("resume", "left", "--set", "learning_rate=0.002")
+    assert changed.returncode == 2
+    assert "run left hasn't ended, and goes on by itself" in changed.stderr
+
+    resumed = everburn.start("resume", "left")
+    wait_until(lambda: re.search(r"step [1-9]\d*/400", everburn.output), "its progress")
+    assert "run left hasn't ended: it goes on, and Ctrl-C asks it to stop" in everburn.output
+    resumed.terminate()
+    assert resumed.wait(timeout=120) == 0, everburn.output
+    assert "stopped after" in everburn.output
+    assert [control.what for control in read_controls(store) if control.ending] == ["stopped"]
+
+
 def rates(store: ArtifactStore) -> list[float]:
     return [entry.adam.learning_rate for entry in read_ledger(store)]
 
@@ -194,6 +220,24 @@ def test_what_cannot_be_forked_is_refused_before_anything_starts(
     with pytest.raises(BadInputError, match=re.escape(complaint)):
         plan_fork(name, step, run_id, changes, everburn.folder)
     assert sorted(path.name for path in (everburn.folder / "runs").iterdir()) == before
+
+
+def test_a_run_in_an_object_store_is_known_by_its_url(everburn: Everburn, tmp_path: Path) -> None:
+    bucket, local = f"memory://bucket/{tmp_path.name}", everburn.folder / "runs" / "first"
+    url = f"{bucket}/first"
+    MemoryFileSystem().put(f"{local}/", f"{url}/", recursive=True)
+
+    run, file, _ = ended_run(url, ["learning_rate=0.02"], tmp_path)
+    assert (run.folder, file.config.store) == (url, bucket)
+    state = rebuilt_state(run, file.config, 0.0)
+    assert (state.step, state.run) == (4, run)
+
+    fork = plan_fork(url, 3, "second", [], tmp_path)
+    assert (fork.make().step, fork.run.folder) == (3, f"{bucket}/second")
+    ledger = read_ledger(ArtifactStore.of(fork.run))
+    assert ledger == read_ledger(store_of(everburn, "first"))[:3]
+
+    check_verified(everburn, f"file://{local}", steps=4, rows=8)
 
 
 def test_a_run_without_a_saved_state_cannot_be_forked(everburn: Everburn) -> None:

@@ -12,8 +12,9 @@ from everburn.ledger import LedgerEntry, commit
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore
 from support.sessions import ADAM
-from workers.errors import BadInputError
-from workers.hud_files import RecipeFiles
+from workers import hud_cli
+from workers.errors import BadInputError, UserError
+from workers.hud_files import FilesBeside, RecipeFiles
 from workers.hud_recipe import HudOptions
 from workflows.messages import RolloutsFailed
 
@@ -72,6 +73,15 @@ def test_an_output_folder_is_found_again(tmp_path: Path) -> None:
         RecipeFiles.open(tmp_path)
 
 
+def test_files_that_cannot_be_made_anew_are_told_without_a_traceback(tmp_path: Path) -> None:
+    files(tmp_path).begin()
+    metrics = tmp_path / "out/metrics.jsonl"
+    metrics.unlink()
+    metrics.mkdir()
+    with pytest.raises(UserError, match=f"the files in {tmp_path / 'out'} can't be written: "):
+        hud_cli.files(tmp_path / "out")
+
+
 def test_hud_keeps_its_record_to_the_runs_folder(tmp_path: Path) -> None:
     found = files(tmp_path)
     found.begin()
@@ -86,7 +96,7 @@ def test_hud_keeps_its_record_to_the_runs_folder(tmp_path: Path) -> None:
     report = EvaluationReport(snapshot="s", temperature=0.0, max_tokens=9, samples=[sample])
     store = ArtifactStore.of(RunRef(store=str(tmp_path / "runs"), id="hud-1"))
     store.put_json(AFTER_KEY, report.model_dump(mode="json"))
-    lines = found.epilogue(None, None)
+    lines = list(found.epilogue(None, None))
     written = json.loads((tmp_path / "out/eval-after.json").read_text())
     assert written["samples"][0]["info"] == {"got": 4}
     assert (written["snapshot"], written["snapshot_path"]) == ("final", "s")
@@ -170,6 +180,34 @@ def commit_steps(tmp_path: Path, count: int, **changes: Any) -> None:
         commit(store, entry)
 
 
+def test_a_full_disk_is_said_once_and_what_it_kept_out_is_written_later(tmp_path: Path) -> None:
+    found = files(tmp_path)
+    found.begin()
+    beside = FilesBeside(found, "out")
+    commit_steps(tmp_path, 1)
+    assert len(beside.news()) == 1
+
+    path, away = tmp_path / "out/metrics.jsonl", tmp_path / "away"
+    path.rename(away)
+    path.symlink_to("/dev/full")
+    commit_steps(tmp_path, 2)
+    (problem,) = beside.news()
+    assert problem.startswith("the files in out aren't up to date: ")
+    assert "No space left on device" in problem
+    assert "`everburn hud files out` makes them anew" in problem
+    assert beside.news() == []
+    assert beside.epilogue(None, None) == [problem]
+
+    path.unlink()
+    away.rename(path)
+    with path.open("a") as file:
+        file.write('{"cut off')
+    commit_steps(tmp_path, 3)
+    lines = beside.news()
+    assert [line.split()[1] for line in lines if line.startswith("step")] == ["02/30", "03/30"]
+    assert told_steps(tmp_path / "out") == [1, 2, 3]
+
+
 def told_steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
 
@@ -179,14 +217,14 @@ def test_a_resumed_runs_lines_are_made_anew_behind_those_of_the_run_before(tmp_p
     found = files(tmp_path, resume_from="everburn/run-0/state-1")
     found.begin()
     commit_steps(tmp_path, 2)
-    found.news()
+    list(found.news())
     for _ in range(2):
         assert told_steps(tmp_path / "out") == [1, 1, 2]
-        RecipeFiles.open(tmp_path / "out").epilogue(None, None)
+        list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))
     # A file that was taken away has no earlier lines any more.
     (tmp_path / "out/metrics.jsonl").unlink()
     for _ in range(2):
-        RecipeFiles.open(tmp_path / "out").epilogue(None, None)
+        list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))
         assert told_steps(tmp_path / "out") == [1, 2]
 
 

@@ -289,3 +289,29 @@ def test_a_failed_rollout_ends_the_run_and_is_no_zero(stack: Everburn) -> None:
     assert line.startswith("8/8 rollouts failed during policy-0001: ")
     assert "no judge today" in line
     assert metrics(stack.folder, "failing-out") == []
+
+
+@pytest.mark.chaos
+def test_a_run_outlives_its_output_folder(stack: Everburn) -> None:
+    """Nor does it need to be called the latest."""
+    mine = stack.folder / "beside"
+    mine.mkdir()
+    (mine / "env.py").write_text(ENV)
+    (mine / "tasks.py").write_text(TASKS)
+    out, away = stack.folder / "lost-out", stack.folder / "away"
+    latest = stack.folder / "runs" / "latest"
+    latest.unlink(missing_ok=True)
+    latest.mkdir(parents=True)
+    places = ("--tasks-file", "beside/tasks.py", "--env-path", "beside/env.py")
+    run = stack.start(*TRAIN, *places, "--steps", "1", "--output-dir", "lost-out")
+    try:
+        wait_until(lambda: "run hud-" in stack.output, "the run to start")
+        out.rename(away)
+        assert run.wait(timeout=240) == 0, stack.output
+    finally:
+        latest.rmdir()
+    assert "`latest` doesn't name this run: " in stack.output
+    problem = "the files in lost-out aren't up to date: "
+    lines = stack.output.splitlines()
+    assert [line.startswith(problem) for line in lines].count(True) == 2, stack.output
+    assert lines[-1].startswith("run folder: ")

@@ -1,10 +1,21 @@
 """A run that has ended goes on where it was, and its ledger still holds."""
 
 import json
+import uuid
 from pathlib import Path
 
+import pytest
+from temporalio.client import Client
+
+from everburn.config import parse_config
+from everburn.refs import RunRef
+from everburn.run_folder import Owner, create_run_folder
 from support.command_line import Everburn, free_ports, wait_until
 from support.sums import write_sums
+from workers.errors import BadInputError
+from workers.resume import goes_on
+from workers.server import Server
+from workflows.train_run import TrainRun
 
 
 def steps(everburn: Everburn) -> list[int]:
@@ -96,3 +107,30 @@ def test_steps_without_a_checkpoint_are_re_executed_and_not_said_to_agree(
     submission = next((everburn.folder / "runs/first/steps/000003").rglob("submission-0.json"))
     submission.unlink()
     said_of(everburn, submission, "isn't in the store")
+
+
+async def test_only_the_run_of_the_folder_is_stayed_with(
+    tmp_path: Path, temporal_server: str
+) -> None:
+    write_sums(tmp_path, 4)
+    config = parse_config(json.loads((tmp_path / "run.json").read_text()))
+    server = Server(temporal_server)
+    client = await Client.connect(temporal_server)
+    run = RunRef(store=str(tmp_path / "runs"), id=f"resumed-{uuid.uuid4().hex[:8]}")
+    assert not await goes_on(server, run, changes=True)
+
+    handle = await client.start_workflow(TrainRun.run, {}, id=run.id, task_queue="of-nobody")
+    assert handle.first_execution_run_id is not None
+    create_run_folder(run, config, Owner(chain=handle.first_execution_run_id))
+    assert await goes_on(server, run, changes=False)
+    with pytest.raises(BadInputError, match="hasn't ended, and goes on by itself"):
+        await goes_on(server, run, changes=True)
+
+    other = RunRef(store=str(tmp_path / "others"), id=run.id)
+    create_run_folder(other, config, Owner(chain="that of another server"))
+    with pytest.raises(BadInputError, match=f"{other.folder} knows nothing of it so far"):
+        await goes_on(server, other, changes=False)
+
+    await handle.terminate()
+    for each in (run, other):
+        assert not await goes_on(server, each, changes=True)

@@ -5,8 +5,17 @@ from typing import Any
 
 import pytest
 
+from everburn.refs import CONFIG_KEY, RunRef
+from everburn.store import ArtifactStore
 from workers.errors import BadInputError
-from workers.run_file import RunFile, check_run_id, link_latest, load_run_file, new_run_id
+from workers.run_file import (
+    RunFile,
+    check_run_id,
+    find_run_folder,
+    link_latest,
+    load_run_file,
+    new_run_id,
+)
 
 CONFIG = {
     "rollout": "task:make_rollout_fn",
@@ -148,3 +157,34 @@ def test_latest_points_to_the_newest_run(tmp_path: Path) -> None:
         (store / run_id).mkdir()
         assert (store / "latest").resolve() == store / run_id
     assert sorted(entry.name for entry in store.iterdir()) == ["first", "latest", "second"]
+
+
+def test_a_run_is_found_by_its_id_its_folder_or_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs, bucket = str(tmp_path / "runs"), f"memory://bucket/{tmp_path.name}"
+    for store in (runs, bucket):
+        ArtifactStore.of(RunRef(store=store, id="first")).put_json(CONFIG_KEY, {})
+    link_latest(runs, "first")
+    here = RunRef(store=runs, id="first")
+    for name in ("first", "latest", "runs/first", "runs/first/", f"{runs}/first"):
+        assert find_run_folder(name, tmp_path) == here
+    by_url = RunRef(store=f"file://{runs}", id="first")
+    assert find_run_folder(f"file://{runs}/first", tmp_path) == by_url
+    for name in (f"{bucket}/first", f"{bucket}/first/"):
+        assert find_run_folder(name, tmp_path) == RunRef(store=bucket, id="first")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("second", "there is no run in {here}/runs/second: name one by its id below {here}/runs"),
+        ("memory://bucket/second", "there is no run in memory://bucket/second: name one"),
+        ("nowhere://bucket/second", "nowhere://bucket/second: Protocol not known: nowhere"),
+    ],
+)
+def test_a_run_that_is_not_there_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        find_run_folder(name, tmp_path)
+    assert complaint.format(here=tmp_path) in str(caught.value)

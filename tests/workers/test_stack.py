@@ -91,12 +91,16 @@ def test_a_service_that_cannot_start_is_told_with_its_last_words(everburn: Everb
     folder = StackFolder(everburn.folder)
     folder.create()
     folder.database.write_text("this is no database")
+    folder.log("temporal").write_text("the last words of the stack before\n")
     done = everburn("dev", *free_ports())
     assert done.returncode == 1
     assert "error: the local stack didn't start: temporal ended at its start" in done.stderr
     assert "see .everburn/logs/temporal.log" in done.stderr
     assert "not a database" in done.stderr
     assert gone(everburn)
+    assert "the stack before" not in folder.log("temporal").read_text()
+    kept = folder.logs / "temporal.1.log"
+    assert kept.read_text() == "the last words of the stack before\n"
 
 
 def test_of_two_stacks_that_want_a_port_at_once_one_gets_it(

@@ -44,6 +44,19 @@ def test_a_record_means_one_process_and_not_the_next_of_its_pid(
     assert record.process is None
 
 
+def test_a_log_is_kept_until_the_next_has_ended(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path)
+    folder.create()
+    for words in ("first", "second", "third"):
+        folder.begin_log("rollout")
+        assert not folder.log("rollout").exists()
+        folder.log("rollout").write_text(words)
+    assert {path.name: path.read_text() for path in folder.logs.iterdir()} == {
+        "rollout.log": "third",
+        "rollout.1.log": "second",
+    }
+
+
 def test_a_state_counts_while_its_supervisor_lives(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:

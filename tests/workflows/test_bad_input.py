@@ -1,6 +1,7 @@
 """Bad input: every mistake is answered at once, by a failure that says what to do."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.farm import Farm, Start
 from support.script import Script, scripts
 from support.waiting import PATIENCE
 from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.train_run import TrainRun
 
 
 async def failure_of(farm: Farm, run_id: str, *args: Any) -> ApplicationError:
@@ -122,6 +124,21 @@ async def test_a_folder_of_another_run_is_left_alone(start: Start, farm: Farm, t
     failure = await failure_of(farm, run.id, config)
     assert failure.type == "RunFolderTakenError"
     assert run.ledger == ledger
+
+
+async def test_an_id_whose_folder_was_deleted_begins_anew(start: Start, farm: Farm, tmp_path: Path):
+    """Its workers have seen the run that failed under it, and remember nothing of that."""
+    run = await start(Script(), rows=1, rollout=f"{__name__}:make_error")
+    assert (await run.failure()).type == "OSError"
+    shutil.rmtree(run.store.folder)
+    config = farm.config(run.id, tmp_path, rows=2, loss="cispo")
+    await asyncio.wait_for(
+        farm.client.execute_workflow(
+            TrainRun.run, args=[config], id=run.id, task_queue=ORCHESTRATOR_QUEUE
+        ),
+        PATIENCE,
+    )
+    assert (run.trained, {entry.loss for entry in run.ledger}) == (["0", "1"], {"cispo"})
 
 
 async def test_a_stop_that_cannot_be_read_changes_nothing(start: Start):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from functools import partial
 
 import pandas
 import pytest
@@ -73,6 +74,22 @@ async def test_changes_apply_from_the_next_step_and_are_part_of_the_ledger(start
     ]
     (told,) = [control for entry in run.ledger for control in entry.controls]
     assert told.what == "reconfigure evaluation_interval, learning_rate"
+
+
+async def test_changes_apply_to_the_batch_that_is_being_collected(start: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+        return await spread(draw)
+
+    run = await start(Script(play), rows=2, learning_rate=0.5)
+    await run.until(step=1, groups_in_flight=1)
+    await run.handle.execute_update(TrainRun.reconfigure, {"learning_rate": 0.25})
+    gate.open()
+    await run.result()
+    assert [adam.learning_rate for adam in run.trainer.adam] == [0.5, 0.25]
 
 
 async def test_everything_that_a_run_was_told_is_kept(start: Start):
@@ -238,6 +255,60 @@ async def test_a_run_that_is_neither_paused_nor_held_has_nothing_to_resume(start
     assert "isn't held" in await refusal(run, TrainRun.skip_row)
     optimizer.open()
     await run.result()
+
+
+async def test_a_held_run_saves_no_checkpoint_and_says_why(start: Start):
+    """Neither for who asks then, nor for who has asked before and waits."""
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+            raise RuntimeError("no such tool")
+        return await spread(draw)
+
+    script = Script(play)
+    optimizer = script.trainer.hold("optim_step")
+    run = await start(script, rows=2, max_head_offpolicy_versions=1, on_fatal="hold")
+    await run.trainer.reached("optim_step")
+    asked = asyncio.create_task(refusal(run, TrainRun.checkpoint))
+    await until(lambda: updates(run, 1))
+    gate.open()
+    await until(partial(has_failed, run))
+    optimizer.open()
+    assert "no such tool" in await asked
+    await run.until(phase="held")
+    answer = await refusal(run, TrainRun.checkpoint)
+    assert "no such tool" in answer and "resume, skip_row or stop it first" in answer
+    await run.handle.execute_update(TrainRun.skip_row)
+    await run.result()
+
+
+async def test_a_run_that_ends_takes_no_changes_any_more(start: Start):
+    script = Script()
+    saving = script.trainer.hold("save_checkpoint state-1")
+    run = await start(script, rows=1)
+    await run.trainer.reached("save_checkpoint state-1")
+    for update, *arguments in (
+        [TrainRun.pause],
+        [TrainRun.checkpoint],
+        [TrainRun.reconfigure, {"save_final_checkpoint": False}],
+    ):
+        assert "the run is ending" in await refusal(run, update, *arguments)
+    saving.open()
+    await run.result()
+    assert [control.what for control in read_controls(run.store)][-1:] == ["completed"]
+
+
+async def has_failed(run: Run) -> bool:
+    return (await run.status()).error is not None
+
+
+async def updates(run: Run, count: int) -> bool:
+    """Whether the run has accepted so many."""
+    history = await run.handle.fetch_history()
+    kinds = [event.WhichOneof("attributes") for event in history.events]
+    return kinds.count("workflow_execution_update_accepted_event_attributes") >= count
 
 
 async def refusal(run: Run, update: object, *args: object) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from everburn import user_code
 from everburn.config import Entrypoint
 from everburn.emulator.checkpoints import weights_digest
 from everburn.learning import igpo
@@ -17,10 +18,11 @@ from everburn.run_folder import stored_config
 from everburn.trainers import Snapshot
 from everburn.trainers.serverless import ServerlessTrainer
 from everburn.verification import Verified, verify
-from support import tiny_turns
+from support import losses, tiny_turns
 from support.emulator import RunningEmulator
 from support.farm import Run, Start
 from support.script import Script
+from support.waiting import until
 
 
 async def verified(run: Run, store: Path, emulator: RunningEmulator) -> Verified:
@@ -93,6 +95,26 @@ async def test_a_python_loss_is_replayed_and_verified_as_it_was_trained(
     assert last["loss/scale"] == 0.5
     assert "train/clip_frac" not in last
     assert (await verified(run, tmp_path, emulator)).steps == 3
+
+
+async def test_a_python_loss_that_never_returns_ends_its_run_by_name_and_no_other(
+    start: Start, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
+):
+    block = losses.Block()
+    monkeypatch.setattr(losses, "block", block)
+    monkeypatch.setattr(user_code, "LIMIT", 1.0)
+    own = tiny_turns.fields(emulator.base_url, loss={"name": "support.losses:blocking"})
+    run = await start(Script(), rows=2, **own)
+    await until(block.begun.is_set)
+    try:
+        other = await start(Script(), rows=2, **tiny_turns.fields(emulator.base_url))
+        result = await other.result()
+        failure = await run.failure()
+    finally:
+        block.free.set()
+    assert result.steps == 1 and [entry.epoch for entry in other.ledger] == [1]
+    assert failure.type == "TrainerRejectedError"
+    assert "loss support.losses:blocking: it hasn't returned within 1 s" in failure.message
 
 
 async def test_the_ledger_names_the_settings_that_were_sent(

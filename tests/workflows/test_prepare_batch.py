@@ -1,12 +1,18 @@
 """`prepare_batch`: the sealed batch's advantages, computed once and recorded with the step."""
 
+import asyncio
+import threading
 from typing import Any
 
+import pytest
+
+from activities import trainer
+from everburn import user_code
 from everburn.learning.batch import Batch
 from everburn.trainers import TrainerStateLostError
 from support.farm import Start
 from support.script import Draw, Script
-from support.waiting import Gate
+from support.waiting import PATIENCE, Gate, until
 
 LOST = TrainerStateLostError("the service restarted")
 
@@ -135,6 +141,62 @@ async def test_a_function_that_fails_ends_the_run_and_says_where(start: Start):
     assert failure.type == "KeyError"
     assert f"run {run.id} · step 1 · support.tasks:prepare: KeyError" in failure.message
     assert run.trainer.count("forward_backward") == 0
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["it awaits", "it blocks its thread"])
+async def test_a_function_that_never_returns_ends_its_run_by_name_and_no_other(
+    start: Start, monkeypatch: pytest.MonkeyPatch, blocks: bool
+):
+    begun, free = threading.Event(), threading.Event()
+
+    async def stuck(batch: Batch) -> Any:
+        begun.set()
+        if blocks:
+            free.wait(60)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(user_code, "LIMIT", 1.0)
+    run = await start(Script(equal, prepare=stuck), rows=1)
+    await until(begun.is_set)
+    try:
+        monkeypatch.setattr(user_code, "LIMIT", PATIENCE)
+        other = await start(Script(equal, prepare=ByTurns()), rows=1)
+        await other.result()
+        failure = await run.failure()
+    finally:
+        free.set()
+    assert failure.type == "UserCodeStuckError"
+    where = f"run {run.id} · step 1 · support.tasks:prepare: UserCodeStuckError"
+    assert f"{where}: it hasn't returned within" in failure.message
+    assert [run.trainer.count("open"), run.trainer.count("forward_backward")] == [1, 0]
+
+
+async def test_a_run_has_one_loop_for_all_its_leases_until_it_is_over(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """What the function has opened, a client with its connections say, belongs to its loop."""
+    threads: list[threading.Thread] = []
+
+    def prepare(batch: Batch) -> Any:
+        threads.append(threading.current_thread())
+        return [[[1.0], [2.0]]]
+
+    run = await start(Script(equal, prepare=prepare), rows=2)
+    run.trainer.fail_once("optim_step", LOST)
+    await run.result()
+    assert [entry.epoch for entry in run.ledger] == [2, 2]
+    first, *others = threads
+    assert others and all(thread is first for thread in others)
+    assert first.is_alive()
+
+    async def is_closed() -> bool:
+        """By the next run that finds too many, once the lease of the first is given back."""
+        next_run = await start(Script(equal, prepare=ByTurns()), rows=1)
+        await next_run.result()
+        return not first.is_alive()
+
+    monkeypatch.setattr(trainer, "MAX_IDLE_LOOPS", 0)
+    await until(is_closed)
 
 
 async def test_a_result_of_the_wrong_shape_ends_the_run_and_says_where(start: Start):

@@ -117,6 +117,20 @@ async def test_an_ended_run_cannot_be_reset_into_life(start: Start, farm: Farm):
     await until(lambda: nothing_is_open(farm, run))
 
 
+async def test_a_failed_run_cannot_be_reset_into_its_cleanup(start: Start, farm: Farm):
+    async def play(draw: Draw) -> float:
+        raise RuntimeError("no such tool")
+
+    run = await start(Script(play), rows=1)
+    await run.failure()
+    calls = list(run.trainer.calls)
+    reset = Reset(farm, run)
+    await reset("--type", "LastWorkflowTask")
+    assert (await reset.failure()).type == "WasReset"
+    assert run.trainer.calls == calls
+    await until(lambda: nothing_is_open(farm, run))
+
+
 async def test_a_run_that_continued_as_new_cannot_be_reset_either(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):

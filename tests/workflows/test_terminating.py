@@ -1,6 +1,8 @@
-"""A terminated run cancels nothing; what it has started finds that out, and ends."""
+"""A terminated run cancels nothing; what it has started finds that out, and ends, also where the
+run is resumed before it has looked."""
 
 import asyncio
+import threading
 from functools import partial
 from typing import Any
 
@@ -8,10 +10,13 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 
 from activities import run_watch, trainer
+from activities.messages import RunLife
+from activities.reconciliation import ReconciliationActivities
 from everburn.run_folder import OWNER_KEY
+from everburn.verification import check_records
 from support.farm import Farm, Start
 from support.script import Draw, Script
-from support.waiting import Gate, until
+from support.waiting import PATIENCE, Gate, until
 from workers.temporal_server import find_binary
 
 
@@ -55,6 +60,92 @@ async def test_a_session_of_a_former_life_is_given_back(start: Start):
     owner = run.store.get_json(OWNER_KEY)
     run.store.put_json(OWNER_KEY, owner | {"chain": "another", "life": 1})
     await run.trainer.reached("close")
+
+
+async def test_a_session_that_a_former_life_has_asked_for_is_not_kept(start: Start):
+    """It opens after the run has begun again; and none is opened that is asked for later."""
+    script = Script(never)
+    opening = script.trainer.hold("open")
+    run = await start(script, rows=1)
+    await run.trainer.reached("open")
+    run.store.put_json(OWNER_KEY, run.store.get_json(OWNER_KEY) | {"life": 1})
+    opening.open()
+    await run.trainer.reached("close")
+    assert (await run.failure()).message == f"run {run.id} has no use for lease 2 any more"
+    assert run.trainer.count("open") == 1
+
+
+async def test_what_a_former_life_has_begun_ends_while_the_run_goes_on(
+    start: Start, farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    """Rollouts and an evaluation, and none of it is told to the life that goes on."""
+    gate = Gate()
+    evaluations: list[int] = []
+
+    async def play(draw: Draw) -> float:
+        await (gate if draw.tries else Gate()).passed()
+        return draw.completion
+
+    async def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
+        evaluations.append(step)
+        await (gate if len(evaluations) > 1 else Gate()).passed()
+        return {"skill": len(evaluations)}
+
+    monkeypatch.setattr(run_watch, "INTERVAL", 2.0)
+    former = await start(Script(play, evaluate=evaluate), rows=1)
+    await until(lambda: len(former.script.begun) == 2 and evaluations == [0])
+    await former.handle.terminate("a test")
+    run = await farm.resume(former)
+    await until(lambda: len(run.script.begun) == 4 and evaluations == [0, 0])
+
+    await until(lambda: len(run.script.cancelled) == 2)
+    for name in ("row-0.0", "eval-0"):
+        child = farm.client.get_workflow_handle(f"{run.id}/{name}")
+        await until(partial(is_closed, child), partial(str, name))
+    gate.open()
+    result = await run.result()
+    assert {draw.tries for draw in run.script.cancelled} == {0}
+    assert run.trained == ["0.1000"]
+    assert result.evaluations[0]["eval/skill"] == 2
+    assert (await run.status()).notes == []
+
+
+async def test_a_group_of_a_former_life_leaves_no_fate(start: Start, farm: Farm):
+    """Its dynamic filter took its time. The row has a fate in the life that goes on."""
+    judging, judged = threading.Event(), threading.Event()
+
+    def keep(group: Any) -> bool:
+        first = not judging.is_set()
+        judging.set()
+        return not first or not judged.wait(PATIENCE)
+
+    former = await start(Script(keep=keep), rows=1)
+    optimizer = former.trainer.hold("optim_step")
+    await until(judging.is_set)
+    await former.handle.terminate("a test")
+    run = await farm.resume(former)
+    await run.trainer.reached("optim_step")
+    judged.set()
+    child = farm.client.get_workflow_handle(f"{run.id}/row-0.0")
+    await until(partial(is_closed, child))
+    optimizer.open()
+    await run.result()
+    assert [(group.key.text, group.fate) for group in run.groups] == [("0.1000", "accepted")]
+    check_records(run.ref)
+
+
+@pytest.mark.parametrize("taken", [{"life": 1}, {"chain": "another"}], ids=["after", "before"])
+async def test_a_former_life_is_known_also_before_the_next_has_the_folder(
+    start: Start, farm: Farm, taken
+):
+    """after: the run has begun again, and owns its folder. before: the folder isn't its own yet."""
+    run = await start(Script(never), rows=1)
+    await until(lambda: len(run.script.begun) == 2)
+    former = RunLife(run=run.ref, life=0)
+    assert await ReconciliationActivities(farm.client).run_is_open(former)
+    run.store.put_json(OWNER_KEY, run.store.get_json(OWNER_KEY) | taken)
+    assert not await ReconciliationActivities(farm.client).run_is_open(former)
+    await until(lambda: len(run.script.cancelled) == 2)
 
 
 async def is_closed(workflow: WorkflowHandle[Any, Any]) -> bool:

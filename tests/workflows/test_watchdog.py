@@ -1,15 +1,20 @@
 """What gets lost on the way is found again: reports, children, leases."""
 
+import threading
 from functools import partial
+from typing import Any
 
 import pytest
+from temporalio import workflow
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
+from everburn import metrics
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import GroupKey, rollout_key
+from everburn.refs import GroupKey, group_key, rollout_key
+from everburn.verification import check_records
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script, spread
-from support.waiting import Gate, until
+from support.waiting import PATIENCE, Gate, until
 from workflows import train_run, watchdog
 from workflows.messages import GroupReport, Released
 from workflows.prompt_group import PromptGroup
@@ -56,11 +61,51 @@ async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm:
     assert result.recovered.reused_rollouts == 1
 
 
+async def test_the_fate_of_a_terminated_group_is_found_in_the_store(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    """It was completed, and not yet reported: the row isn't run again."""
+    monkeypatch.setattr(watchdog, "INTERVAL", 1000.0)
+    report = PromptGroup._report
+
+    async def hang(group: PromptGroup, message: GroupReport) -> None:
+        if message.key.attempt == 0:
+            await workflow.wait_condition(lambda: False)
+        await report(group, message)
+
+    monkeypatch.setattr(PromptGroup, "_report", hang)
+    run = await start_tuned(Script(), rows=1)
+    await until(lambda: run.store.exists(group_key(GroupKey(cursor=0))))
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
+    await run.result()
+    assert (run.trained, len(run.script.begun)) == (["0"], 2)
+
+
+async def test_a_terminated_group_gets_no_fate_any_more(start_tuned: Start, tunable_farm: Farm):
+    """Its dynamic filter took its time, and its row is run again."""
+    judging, terminated = threading.Event(), threading.Event()
+
+    def keep(group: Any) -> bool:
+        first = not judging.is_set()
+        judging.set()
+        return not first or not terminated.wait(PATIENCE)
+
+    run = await start_tuned(Script(keep=keep), rows=1)
+    await until(judging.is_set)
+    await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
+    terminated.set()
+    await run.result()
+    assert [(group.key.text, group.fate) for group in run.groups] == [("0.1", "accepted")]
+    check_records(run.ref)
+
+
 async def test_a_group_that_died_is_found_while_others_move(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
     """By an execution that continues another, which hears of no child's death."""
-    monkeypatch.setattr(watchdog, "INTERVAL", 0.3)
+    # Executions are shorter than an interval: none would ever look, if each counted from its start.
+    monkeypatch.setattr(watchdog, "INTERVAL", 60.0)
+    monkeypatch.setattr(watchdog, "LOOK_ANYWAY", 2.0)
     monkeypatch.setattr(train_run, "MAX_HISTORY", 200)
 
     async def play(draw: Draw) -> float:
@@ -108,6 +153,54 @@ async def test_a_terminated_evaluation_is_not_waited_for(start_tuned: Start, tun
     assert any("evaluation of version 0" in note for note in (await run.status()).notes)
 
 
+async def test_an_evaluation_whose_report_is_being_written_is_not_taken_for_dead(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    written = threading.Event()
+    amend = metrics.amend
+
+    def amend_later(*arguments: Any) -> None:
+        assert written.wait(60)
+        amend(*arguments)
+
+    monkeypatch.setattr(metrics, "amend", amend_later)
+
+    async def evaluate(step: int, rollout_fn: object) -> dict[str, float]:
+        return {"skill": step + 1}
+
+    try:
+        run = await start_tuned(
+            Script(evaluate=evaluate), rows=1, on_any_rollout_failure="fail", evaluation_interval=9
+        )
+        evaluation = tunable_farm.client.get_workflow_handle(f"{run.id}/eval-0")
+        await run.until(waiting_for="the evaluation of the current version")
+        await evaluation.result()
+        seen = await looked(run)
+        await until(lambda: looks(run, seen + 2))
+    finally:
+        written.set()
+    result = await run.result()
+    assert result.evaluations[0]["eval/skill"] == 1
+    assert (await run.status()).notes == []
+
+
+async def test_looks_become_rarer_as_long_as_nothing_moves(start_tuned: Start):
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        await gate.passed()
+        return await spread(draw)
+
+    run = await start_tuned(Script(play), rows=1)
+    await until(lambda: looks(run, 4))
+    history = await run.handle.fetch_history()
+    started = [event.timer_started_event_attributes for event in history.events]
+    rests = [timer.start_to_fire_timeout.ToTimedelta() for timer in started if timer.timer_id]
+    assert rests == sorted(rests) and rests[-1] > rests[0]
+    gate.open()
+    await run.result()
+
+
 async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watchdog, "NO_PROGRESS", 1.0)
     gate = Gate()
@@ -122,12 +215,8 @@ async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest
         return (await run.status()).standstill != ""
 
     await until(told)
-    before = await looks(run)
-
-    async def looked_again() -> bool:
-        return await looks(run) >= before + 2
-
-    await until(looked_again)
+    before = await looked(run)
+    await until(lambda: looks(run, before + 2))
     status = await run.status()
     (note,) = status.notes
     assert "nothing has moved" in note and "1 more prompt groups" in note
@@ -147,7 +236,12 @@ async def continued(run: Run) -> bool:
     return (await run.handle.describe()).run_id != run.handle.first_execution_run_id
 
 
-async def looks(run: Run) -> int:
+async def looks(run: Run, times: int) -> bool:
+    """Whether the watchdog has looked so often."""
+    return await looked(run) >= times
+
+
+async def looked(run: Run) -> int:
     """How often the watchdog has looked."""
     history = await run.handle.fetch_history()
     scheduled = [event.activity_task_scheduled_event_attributes for event in history.events]

@@ -1,0 +1,182 @@
+"""How user code's errors reach Temporal: by type, with their place, and with something to read."""
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, WORKER_UNFIT
+from activities.messages import Prepared, RolloutOrder, RowsFailed, ShardOrder
+from activities.rollouts import RolloutActivities
+from everburn import RecoverableRolloutError
+from everburn.failures import SnapshotGoneError
+from everburn.refs import GroupKey, RolloutOutcome, RunRef
+from support.script import Draw
+from support.scripted_run import scripted_run
+
+WHERE = "run scripted · row 0 · completion 1"
+
+
+class Worker:
+    """Its activities, outside of a worker: the server isn't needed for the seconds of a test."""
+
+    def __init__(self, client: Client) -> None:
+        self.activities = RolloutActivities()
+        self._environment = ActivityEnvironment(client)
+
+    async def prepare_task(self, run: RunRef) -> Prepared:
+        prepared: Prepared = await self._environment.run(self.activities.prepare_task, run)
+        return prepared
+
+    async def rollout(self, run: RunRef) -> RolloutOutcome:
+        order = RolloutOrder(run=run, group=GroupKey(cursor=0), completion=1, version=0, tries=0)
+        outcome: RolloutOutcome = await self._environment.run(self.activities.rollout, order)
+        return outcome
+
+    async def evaluate_shard(self, run: RunRef, start: int, stop: int) -> None:
+        order = ShardOrder(run=run, life=0, version=0, shard=0, start=start, stop=stop)
+        await self._environment.run(self.activities.evaluate_shard, order)
+
+    async def failure(self, run: RunRef) -> ApplicationError:
+        with pytest.raises(ApplicationError) as caught:
+            await self.rollout(run)
+        return caught.value
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    worker = Worker(await Client.connect("127.0.0.1:9", lazy=True))
+    yield worker
+    worker.activities.close()
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "text"),
+    [
+        ([SnapshotGoneError("version 0 isn't served")], SNAPSHOT_GONE, "version 0 isn't served"),
+        ([SnapshotGoneError("v"), RecoverableRolloutError("asleep")], RECOVERABLE, "asleep"),
+        ([RecoverableRolloutError("asleep"), KeyError("answer")], "KeyError", "'answer'"),
+    ],
+)
+async def test_what_parallel_calls_raise_is_told_as_if_it_were_alone(
+    worker: Worker, tmp_path: Path, members: list[Exception], kind: str, text: str
+) -> None:
+    async def play(draw: Draw) -> Any:
+        raise ExceptionGroup("unhandled errors in a TaskGroup", members)
+
+    failure = await worker.failure(scripted_run(tmp_path, play))
+    assert failure.type == kind
+    name = type(members[-1]).__name__
+    assert failure.message == f"{WHERE}: {name}: {text}"
+    assert failure.__cause__ is members[-1]
+
+
+async def test_a_deadline_is_told_by_its_name_with_its_place(
+    worker: Worker, tmp_path: Path
+) -> None:
+    async def play(draw: Draw) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    failure = await worker.failure(scripted_run(tmp_path, play, rollout_timeout=0.05))
+    assert failure.type == RECOVERABLE
+    assert failure.message == f"{WHERE}: TimeoutError: not finished within rollout_timeout (0.05 s)"
+
+
+async def test_a_completion_that_cancels_itself_is_told_with_its_place(
+    worker: Worker, tmp_path: Path
+) -> None:
+    async def play(draw: Draw) -> float:
+        raise asyncio.CancelledError
+
+    failure = await worker.failure(scripted_run(tmp_path, play))
+    assert failure.type == "SelfCancelledError"
+    assert failure.message.startswith(f"{WHERE}: SelfCancelledError: it raised CancelledError")
+
+
+async def test_the_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Path) -> None:
+    async def play(draw: Draw) -> float:
+        if draw.row == 3:
+            raise KeyError(draw.prompt["row"])
+        return 1.0
+
+    run = scripted_run(tmp_path, play, count=5)
+    with pytest.raises(ApplicationError) as caught:
+        await worker.evaluate_shard(run, 1, 5)
+    assert caught.value.type == "KeyError"
+    assert caught.value.message == "run scripted · evaluation row 3: KeyError: 3"
+    assert caught.value.details == (RowsFailed(failed=1),)
+
+
+async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_failed_of(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asks_a_service.py").write_text("raise ConnectionRefusedError('no database')")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def play(draw: Draw) -> float:
+        return 1.0
+
+    run = scripted_run(tmp_path, play, rollout="asks_a_service:make_rollout_fn")
+    failure = await worker.failure(run)
+    assert failure.type == WORKER_UNFIT and "no database" in failure.message
+
+
+NEEDS_A_LOOP = """
+import asyncio
+from everburn import RolloutRun, RolloutSample
+
+made = []
+
+def make_rollout_fn(setup):
+    made.append(asyncio.get_running_loop())
+
+    async def rollout_fn(sample_prompt):
+        assert asyncio.get_running_loop() is made[0]
+        return RolloutRun([RolloutSample.of_turn([1], [2], [-1.0], 1.0)])
+
+    return rollout_fn
+"""
+
+
+async def test_the_rollout_function_is_made_once_on_the_loop_it_runs_on(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a client that belongs to a loop can be made, and is closed with it."""
+    (tmp_path / "needs_a_loop.py").write_text(NEEDS_A_LOOP)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def play(draw: Draw) -> float:
+        return 1.0
+
+    run = scripted_run(
+        tmp_path,
+        play,
+        rollout="needs_a_loop:make_rollout_fn",
+        dataset=str(tmp_path / "rows.jsonl"),
+    )
+    assert (await worker.prepare_task(run)).rows == 1
+    assert (await worker.rollout(run)).status == "succeeded"
+    assert len(importlib.import_module("needs_a_loop").made) == 1
+
+
+async def test_a_rollout_function_that_cant_be_made_fails_the_preparation_for_good(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wants_more.py").write_text("def make_rollout_fn(setup): setup.extras['model']")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def play(draw: Draw) -> float:
+        return 1.0
+
+    run = scripted_run(tmp_path, play, rollout="wants_more:make_rollout_fn")
+    with pytest.raises(ApplicationError, match="'model'") as caught:
+        await worker.prepare_task(run)
+    assert caught.value.type == "KeyError" and caught.value.non_retryable

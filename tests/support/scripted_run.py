@@ -1,0 +1,25 @@
+"""Runs of scripted rollouts without any workflow: a folder, and what a worker makes of it."""
+
+from pathlib import Path
+from typing import Any
+
+from everburn.dataset import write_rows
+from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, RunRef
+from everburn.run_folder import Owner, create_run_folder
+from everburn.store import ArtifactStore
+from support.agents import a_config
+from support.script import Play, Script, scripts
+from support.tasks import rows
+
+
+def scripted_run(folder: Path, play: Play, count: int = 1, **fields: Any) -> RunRef:
+    """A run's folder with so many rows, and as many held-out ones. What its completions come to is
+    up to `play`; fields are its configuration's."""
+    run = RunRef(store=str(folder), id="scripted")
+    scripts[run.folder] = Script(play)
+    values = {"rollout": "support.tasks:make_rollout_fn", "extras": {"script": run.folder}}
+    config = a_config("http://127.0.0.1:9", **(values | fields))
+    create_run_folder(run, config, Owner(chain="test"))
+    for key in (ROWS_KEY, EVALUATION_ROWS_KEY):
+        write_rows(ArtifactStore.of(run), key, rows(count))
+    return run

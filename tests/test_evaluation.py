@@ -1,0 +1,57 @@
+"""Held-out rows: which one has failed is known, and none fails of what training takes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn import RecoverableRolloutError, RolloutRun
+from everburn.evaluation import complete_evaluation, evaluate_shard, load_report
+from everburn.failures import RowsFailedError
+from everburn.learning.rollout_file import read_rollout
+from everburn.refs import GroupKey, evaluation_key, rollout_key
+from everburn.rollout_runner import RolloutRunner
+from support.script import Draw, one_segment
+from support.scripted_run import scripted_run
+
+
+async def test_what_a_rollout_says_of_itself_is_the_same_in_training_and_evaluation(
+    tmp_path: Path,
+) -> None:
+    async def play(draw: Draw) -> RolloutRun:
+        return RolloutRun(one_segment(1.0).segments, info={"score": float("nan"), "at": tmp_path})
+
+    run = scripted_run(tmp_path, play)
+    runner = RolloutRunner(run)
+    await runner.complete(GroupKey(cursor=0), 0, version=0)
+    record, _ = read_rollout(runner.store, rollout_key(GroupKey(cursor=0), 0))
+    await evaluate_shard(runner, 0, 0, 0, 1)
+    complete_evaluation(run, 0, 1, 1.0, {}, None)
+    report = load_report(runner.store, evaluation_key(0))
+    assert report is not None
+    assert report.samples[0].info == record.info == {"score": "NaN", "at": str(tmp_path)}
+
+
+@pytest.mark.parametrize("count_all", [False, True])
+async def test_a_final_failure_is_told_before_others_with_its_row(
+    tmp_path: Path, count_all: bool
+) -> None:
+    failed = asyncio.Event()
+
+    async def play(draw: Draw) -> Any:
+        if draw.row == 0:
+            failed.set()
+            raise RecoverableRolloutError("the judge is asleep")
+        await failed.wait()
+        if draw.row == 2:
+            raise KeyError("answer")
+        return 1.0
+
+    fields = {"on_any_rollout_failure": "fail"} if count_all else {}
+    runner = RolloutRunner(scripted_run(tmp_path, play, count=3, **fields))
+    with pytest.raises(RowsFailedError) as caught:
+        await evaluate_shard(runner, 0, 0, 0, 3)
+    assert isinstance(caught.value.first, KeyError)
+    assert caught.value.where == "run scripted · evaluation row 2"
+    assert caught.value.failed == 2

@@ -1,0 +1,58 @@
+"""One completion, from the call of the rollout function to its terminal record."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.deadlines import SelfCancelledError
+from everburn.learning.rollout_file import read_rollout
+from everburn.refs import GroupKey, RolloutOutcome, RunRef, rollout_key
+from everburn.rollout_runner import RolloutRunner
+from everburn.store import ArtifactStore
+from support.script import Draw
+from support.scripted_run import scripted_run
+
+ROW = GroupKey(cursor=0)
+
+
+async def complete(run: RunRef, group: GroupKey = ROW) -> RolloutOutcome:
+    return await RolloutRunner(run).complete(group, 0, version=0)
+
+
+async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that has too many files open: replaced is the operating system's answer."""
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("/resources"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return scandir(path)
+
+    async def play(draw: Draw) -> float:
+        monkeypatch.setattr(os, "scandir", refuse)
+        return 0.5
+
+    run = scripted_run(tmp_path, play)
+    store = ArtifactStore.of(run)
+    store.put("resources/of-another", b"")
+    assert (await complete(run)).status == "succeeded"
+    _, rollout = read_rollout(store, rollout_key(ROW, 0))
+    assert rollout.segments[0].reward == 0.5
+    assert any("Too many open files" in record.message for record in caplog.records)
+
+
+async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path: Path) -> None:
+    async def play(draw: Draw) -> float:
+        aside = asyncio.create_task(asyncio.Event().wait())
+        aside.cancel()
+        await aside
+        return 1.0
+
+    with pytest.raises(SelfCancelledError, match="nobody had cancelled it"):
+        await complete(scripted_run(tmp_path, play))
