@@ -6,8 +6,8 @@ The trace of the scheduling benchmark with 3 s of training and 0.5 s of publicat
 a checkpoint every third step. Once undisturbed, then with kill -9 at random moments, on average
 one per ten steps, equally of rollout worker, orchestrator, trainer worker and emulator, each
 started again after a second. Prints one JSON line: `goodput`, committed steps per second divided by
-those of the undisturbed run; `recovery_s`, by process kind; and every kill. The disturbed run is
-verified against its ledger.
+those of the undisturbed run; `recovery_s`, by process kind; how many kills were planned, how many
+found their process up, and what each cost. The disturbed run is verified against its ledger.
 
 Everything is real, the training service too: a session that dies takes its gradients and its
 snapshots along, and a replay computes what was computed. Only time is simulated: rollouts and
@@ -133,11 +133,12 @@ def _shuffled(draw: random.Random) -> list[str]:
 @dataclass(frozen=True)
 class Course:
     """How a run went. began: when admission opened, in seconds since the epoch. seconds: from the
-    first publication to the last."""
+    first publication to the last. killed: the kills that were made."""
 
     began: float
     seconds: float
     steps: int
+    killed: list[Kill]
     recoveries: list[Recovery]
 
 
@@ -155,13 +156,14 @@ async def course(steps: int, kills: list[Kill]) -> Course:
                 began = time.time()
                 killing = asyncio.create_task(_kill(opened, began, kills))
                 await result_of(handle, PATIENCE)
-                await killing
+                killed = await killing
                 await audit(run, opened, executions)
                 ledger = read_ledger(ArtifactStore.of(run))
                 return Course(
                     began=began,
                     seconds=sum(entry.seconds for entry in ledger),
                     steps=len(ledger),
+                    killed=killed,
                     recoveries=await recoveries(
                         opened.client, run.id, opened.processes.deaths, executions
                     ),
@@ -186,11 +188,15 @@ async def _start(opened: Stack, folder: Path, steps: int, executions: Path) -> R
     return RunRef(store=config["store"], id="goodput")
 
 
-async def _kill(opened: Stack, began: float, kills: list[Kill]) -> None:
+async def _kill(opened: Stack, began: float, kills: list[Kill]) -> list[Kill]:
+    """Those that were made: what is down at the moment isn't killed."""
+    made = []
     for kill in kills:
         await asyncio.sleep(max(0.0, began + kill.at - time.time()))
         if opened.processes.is_up(kill.kind):
             opened.processes.kill(kill.kind)
+            made.append(kill)
+    return made
 
 
 def _command(*arguments: str) -> list[str]:
@@ -231,6 +237,8 @@ async def measure(steps: int, seed: int) -> dict[str, Any]:
             kind: max(seconds for each, seconds in known if each == kind)
             for kind in sorted({kind for kind, _ in known})
         },
+        "kills_planned": len(kills),
+        "kills_made": len(disturbed.killed),
         "kills": [
             asdict(recovery) | {"at": round(recovery.at - disturbed.began, 1)}
             for recovery in disturbed.recoveries

@@ -4,7 +4,7 @@ Owns which histories belong to a run. Doesn't own what else must be true of them
 (tests/support/histories.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHistory
@@ -43,6 +43,11 @@ def _followed_by(run_id: str, event: HistoryEvent) -> Iterator[tuple[str, str]]:
 
 async def replay(histories: list[WorkflowHistory], plugins: list[SimplePlugin]) -> None:
     """Fail where the workflow code doesn't do again what it did."""
+
+    async def each() -> AsyncIterator[WorkflowHistory]:
+        for history in histories:
+            yield history
+
+    # One worker for all: to start one takes longer than to replay a short history.
     replayer = Replayer(workflows=WORKFLOWS, plugins=plugins)
-    for history in histories:
-        await replayer.replay_workflow(history)
+    await replayer.replay_workflows(each(), raise_on_replay_failure=True)

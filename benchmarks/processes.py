@@ -58,24 +58,35 @@ class Processes:
         self._commands: dict[str, list[str]] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._ended_cpu: dict[str, float] = {}
+        self._stopped: set[str] = set()
+        self._keeping: asyncio.Task[None] | None = None
 
     def start(self, name: str, command: list[str] | None = None) -> None:
         """Start a process, again by its name alone."""
         if command is not None:
             self._commands[name] = command
+        self._stopped.discard(name)
         with self.log(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 self._commands[name], cwd=ROOT, env=self._environment, stdout=log, stderr=log
             )
 
     def kill(self, name: str) -> None:
-        """As a crash: SIGKILL."""
+        """As a crash: SIGKILL.
+
+        Raises:
+            RuntimeError: it is down already.
+        """
+        if name not in self._running:
+            raise RuntimeError(f"{name} is down already; what it said: {self.log(name)}")
         self._end(name, signal.SIGKILL)
         self.deaths.append(Death(name, time.time()))
 
     def stop(self, name: str) -> None:
-        """End a process in peace."""
-        self._end(name, signal.SIGTERM)
+        """End a process in peace; one that has died isn't started again."""
+        self._stopped.add(name)
+        if name in self._running:
+            self._end(name, signal.SIGTERM)
 
     def stop_all(self) -> None:
         """Those started last go first."""
@@ -96,12 +107,22 @@ class Processes:
 
     @contextmanager
     def kept_up(self, delay: float = 1.0) -> Iterator[None]:
-        """Whatever dies, and wasn't stopped, starts again `delay` seconds later."""
-        keeping = asyncio.create_task(self._keep_up(delay))
+        """Whatever dies, and wasn't stopped, starts again `delay` seconds later.
+
+        Raises, at the end, whatever has kept a process from being started again.
+        """
+        self._keeping = asyncio.create_task(self._keep_up(delay, len(self.deaths)))
         try:
             yield
+            self.check()
         finally:
-            keeping.cancel()
+            self._keeping.cancel()
+            self._keeping = None
+
+    def check(self) -> None:
+        """Raise what has put an end to keeping up, if anything has."""
+        if self._keeping is not None and self._keeping.done():
+            self._keeping.result()
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time of each, user and system, since it was first started."""
@@ -121,8 +142,8 @@ class Processes:
         """What the process has said."""
         return self.folder / f"{name}.log"
 
-    async def _keep_up(self, delay: float) -> None:
-        seen = len(self.deaths)
+    async def _keep_up(self, delay: float, seen: int) -> None:
+        """seen: deaths that are none of its business."""
         due: dict[str, float] = {}
         while True:
             for name, process in list(self._running.items()):
@@ -134,7 +155,8 @@ class Processes:
             seen = len(self.deaths)
             for name in [name for name, at in due.items() if time.time() >= at]:
                 del due[name]
-                self.start(name)
+                if name not in self._stopped:
+                    self.start(name)
             await asyncio.sleep(0.02)
 
     def _end(self, name: str, number: signal.Signals) -> None:
@@ -195,7 +217,9 @@ class Stack:
     emulator_home: Path
 
     async def answers(self) -> None:
-        """Return once both servers answer, after whatever happened to them."""
+        """Return once both servers answer, after whatever happened to them. Raises what keeps
+        processes from being started again, if anything does."""
+        self.processes.check()
         for url in (self.address, self.emulator_url.removeprefix("http://")):
             port = int(url.rpartition(":")[2])
             await _until(lambda: is_open(port), url)  # noqa: B023

@@ -10,6 +10,7 @@ went, prints a summary as one JSON line, and exits with 1 unless all have passed
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import sys
@@ -19,7 +20,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from httpx import HTTPError
 from temporalio.client import WorkflowFailureError
+from temporalio.service import RPCError
 
 from benchmarks import tiny_task
 from benchmarks.audit import AuditError, audit, live_sessions
@@ -62,6 +65,23 @@ class Outcome:
 
 async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) -> Outcome:
     """One run, and what its seed says happens to it."""
+    started = time.monotonic()
+    kills: list[str] = []
+    problem = None
+    try:
+        await _survive(opened, folder, seed, backend, kills)
+    except (AuditError, VerificationError, WorkflowFailureError, RPCError, HTTPError) as error:
+        problem = f"{type(error).__name__}: {error.__cause__ or error}"
+    return Outcome(seed, kills, time.monotonic() - started, problem)
+
+
+async def _survive(opened: Stack, folder: Path, seed: int, backend: str, kills: list[str]) -> None:
+    """Run, be killed, and be what a run should be. kills: what died is added.
+
+    Raises:
+        AuditError, VerificationError, WorkflowFailureError: it isn't.
+        RPCError, HTTPError: a server can't be asked.
+    """
     await opened.answers()
     known = await live_sessions(opened)
     run = RunRef(store=str(folder / "runs"), id=f"{backend}-{seed}")
@@ -69,26 +89,22 @@ async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) ->
     executions.touch()
     fields = tiny_task.BACKENDS[backend]
     config = tiny_task.config(Path(run.store), ROWS, executions, **fields)
-    started = time.monotonic()
     handle = await opened.client.start_workflow(
         TrainRun.run, args=[config], id=run.id, task_queue=ORCHESTRATOR_QUEUE
     )
-    kills: list[str] = []
     killing = asyncio.create_task(_kill(opened, random.Random(seed), kills))
-    problem = None
     try:
         await result_of(handle, PATIENCE)
-        killing.cancel()
-        await opened.answers()
-        await audit(run, opened, executions, known=known)
+        if killing.done():
+            killing.result()
     except TimeoutError:
-        problem = f"not finished after {PATIENCE:.0f} s"
-        await handle.terminate(problem)
-    except (WorkflowFailureError, AuditError, VerificationError) as error:
-        problem = f"{type(error).__name__}: {error.__cause__ or error}"
+        with contextlib.suppress(RPCError):
+            await handle.terminate("given up")
+        raise AuditError(f"not finished after {PATIENCE:.0f} s") from None
     finally:
         killing.cancel()
-    return Outcome(seed, kills, time.monotonic() - started, problem)
+    await opened.answers()
+    await audit(run, opened, executions, known=known)
 
 
 async def _kill(opened: Stack, draw: random.Random, kills: list[str]) -> None:

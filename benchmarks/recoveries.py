@@ -12,7 +12,7 @@ from temporalio.client import Client
 
 from benchmarks.histories import first_execution
 from benchmarks.processes import Death
-from benchmarks.tiny_task import read_executions
+from benchmarks.tiny_task import Execution, read_executions
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ async def recoveries(
     for death in deaths:
         match death.name:
             case "rollout":
-                found.append(_of_rollout_worker(death, executions))
+                found.append(of_rollout_worker(death, list(read_executions(executions))))
             case "orchestrator":
                 found.append(_of_orchestrator(death, events))
             case "trainer" | "emulator":
@@ -58,16 +58,17 @@ async def recoveries(
     return found
 
 
-def _of_rollout_worker(death: Death, executions: Path) -> Recovery:
-    calls = list(read_executions(executions))
+def of_rollout_worker(death: Death, calls: list[Execution]) -> Recovery:
+    """Until all that it was executing and that isn't dropped is executed again."""
     before = [call for call in calls if call.at <= death.at]
     returned = {call.place for call in before if call.event == "returned"}
     interrupted = {call.place for call in before if call.event == "begun"} - returned
-    again = [
-        min(call.at for call in calls if call.place == place and call.at > death.at)
-        for place in interrupted
-    ]
-    return Recovery("rollout", death.at, round(max(again, default=death.at) - death.at, 2))
+    again: dict[tuple[int, int], float] = {}
+    for call in calls:
+        if call.place in interrupted and call.at > death.at:
+            again[call.place] = min(call.at, again.get(call.place, call.at))
+    last = max(again.values(), default=death.at)
+    return Recovery("rollout", death.at, round(last - death.at, 2))
 
 
 def _of_orchestrator(death: Death, events: list[Event]) -> Recovery:

@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.resets import ResetGuard
 
 ACQUIRE_TIMEOUT = timedelta(minutes=15)
-ACQUIRE_ATTEMPTS = 3
+ACQUIRE_ATTEMPTS = RetryPolicy(maximum_attempts=3)
 ACQUIRE_HEARTBEAT = timedelta(seconds=5)
 """A holder that stands still may be given its own successor's task before anybody else is."""
 HOLD_HEARTBEAT = timedelta(seconds=3)
@@ -115,7 +115,7 @@ class TrainerLease:
                 task_queue=TRAINER_QUEUE,
                 start_to_close_timeout=ACQUIRE_TIMEOUT,
                 heartbeat_timeout=ACQUIRE_HEARTBEAT,
-                retry_policy=RetryPolicy(maximum_attempts=ACQUIRE_ATTEMPTS),
+                retry_policy=ACQUIRE_ATTEMPTS,
                 cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
                 summary=f"lease {self._order.epoch} · acquire",
             )

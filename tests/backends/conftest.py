@@ -1,11 +1,14 @@
-"""Workers as in production, against an emulator: both of its services under the same workflows."""
+"""Workers against an emulator: both of its services under the same workflows.
+
+They are as in production, but for how often a lease looks for its job and deployment: those of the
+emulator are there at once.
+"""
 
 import asyncio
 import contextlib
 import itertools
-import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +33,12 @@ from everburn.store import ArtifactStore
 from everburn.trainers.serverless import ServerlessTrainer
 from everburn.verification import Verified, verify
 from support.emulator import RunningEmulator, running_emulator
-from support.farm import register_namespace
+from support.farm import register_namespace, shared_workflow_modules
 from support.histories import check_payloads, replay, run_histories
 from support.waiting import until
 from workers.plugin import everburn_plugin
 from workers.processes import orchestrator, rollout_worker, trainer_worker
+from workflows import provisioning
 from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
@@ -179,12 +183,14 @@ async def shared_service(
     temporal_server: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Service]:
     await register_namespace(temporal_server, NAMESPACE)
-    plugins = [everburn_plugin()]
+    plugins = [everburn_plugin(), shared_workflow_modules()]
     client = await Client.connect(temporal_server, namespace=NAMESPACE, plugins=plugins)
     rollouts, trainers = RolloutActivities(), TrainerActivities(client)
     async with contextlib.AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(provisioning, "FIRST_INTERVAL", 0.1)
         running = stack.enter_context(running_emulator(tmp_path_factory.mktemp("backends")))
-        stack.enter_context(_environment(EMULATOR_URL_ENV, running.url))
+        patch.setenv(EMULATOR_URL_ENV, running.url)
         stack.callback(rollouts.close)
         stack.push_async_callback(trainers.close)
         for worker in (
@@ -214,11 +220,3 @@ async def service(shared_service: Service) -> AsyncIterator[Service]:
         for history in histories:
             check_payloads(history)
         await replay(histories, [everburn_plugin()])
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(name, value)
-        assert os.environ[name] == value
-        yield

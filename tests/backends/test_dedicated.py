@@ -22,6 +22,12 @@ FULL = LORA | {"lora_rank": 0, "learning_rate": 0.004}
 WORST = {"applies_repetitions": True, "shares_full_parameters": True, "keeps_gradients": True}
 
 
+@pytest.fixture
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the session, and whether the run still wants it."""
+    monkeypatch.setattr(trainer_activities, "PROBE_INTERVAL", 0.2)
+
+
 def jobs(service: Service) -> TrainerJobManager:
     return TrainerJobManager(api_key="fw_local", base_url=service.emulator.url)
 
@@ -86,10 +92,9 @@ async def test_a_job_to_attach_to_must_exist(service: Service, tmp_path: Path) -
 
 @pytest.mark.chaos
 async def test_a_job_is_kept_alive_while_its_run_is_paused_or_held(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, tmp_path: Path, frequent_looks: None
 ) -> None:
     """Beyond its inactivity, after which the service would stop it: so long takes this test."""
-    monkeypatch.setattr(trainer_activities, "PROBE_INTERVAL", 0.2)
     inactivity = 5.0
     with jobs(service) as manager:
         for job in ("watched", "guarded"):
@@ -227,7 +232,7 @@ async def test_what_the_run_did_not_make_is_kept(service: Service, tmp_path: Pat
 
 
 async def test_a_run_that_is_cancelled_or_terminated_leaves_nothing(
-    service: Service, tmp_path: Path
+    service: Service, tmp_path: Path, frequent_looks: None
 ) -> None:
     cancelled = await service.start(tmp_path, **LORA | {"rows": 40})
     terminated = await service.start(tmp_path, **LORA | {"rows": 40})
@@ -341,7 +346,7 @@ async def test_a_publication_that_fails_each_time_ends_the_run_in_the_servers_wo
 
 
 async def test_a_snapshot_put_in_the_place_of_the_runs_is_noticed(
-    service: Service, tmp_path: Path
+    service: Service, tmp_path: Path, frequent_looks: None
 ) -> None:
     """As an earlier holder does whose last call took long."""
     run = await service.start(tmp_path, **LORA | {"rows": 12})

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import httpx
 import psutil
 from temporalio.client import WorkflowHandle
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from benchmarks import tiny_task
 from benchmarks.audit import audit, check_no_session_lives
 from benchmarks.processes import ROOT, Death, Stack, result_of, stack
 from benchmarks.tiny_task import Execution, read_executions
-from chaos.kill_points import FOLDER, Plan, write_plan
+from chaos.kill_points import FOLDER, Plan, sessions_of_the_dead, write_plan
 from everburn.emulator.unknowns import WORST
 from everburn.learning.group import GroupManifest
 from everburn.ledger import LedgerEntry, read_ledger
@@ -124,7 +124,8 @@ class Chaos:
     known_deaths: int = 0
 
     async def begin(self) -> None:
-        """Take note of what there is already."""
+        """Take note of what there is already. Raises what keeps processes from coming back."""
+        self.stack.processes.check()
         self.known_sessions = set(await self.sessions())
         self.known_deaths = len(self.stack.processes.deaths)
 
@@ -209,12 +210,19 @@ class Chaos:
         await self.emulator_answers()
         unknowns = (await self._emulator("GET", "state"))["unknowns"]
         assert all(unknowns.values()), f"the emulator wasn't at its worst: {unknowns}"
-        return await audit(run.ref, self.stack, run.executed, again, self.known_sessions)
+        known = self.known_sessions | self.sessions_of_the_dead
+        return await audit(run.ref, self.stack, run.executed, again, known)
 
     @property
     def deaths(self) -> list[Death]:
         """Of this test."""
         return self.stack.processes.deaths[self.known_deaths :]
+
+    @property
+    def sessions_of_the_dead(self) -> set[str]:
+        """No audit waits until the service has missed signs of life that nobody can send: those of
+        processes that are known to be dead."""
+        return sessions_of_the_dead(self.folder / "plans")
 
     async def no_session_left(self) -> None:
         """Whoever has opened a session closes it, or it ends at the service."""
@@ -232,6 +240,7 @@ class Chaos:
 
     async def close(self) -> None:
         """End what a failed test has left, and plan nothing any more."""
+        await self.stack.answers()
         for trouble in self.troubles:
             trouble.file.unlink(missing_ok=True)
         for name in self.stack.processes.frozen():
@@ -239,8 +248,9 @@ class Chaos:
         for run in self.runs:
             try:
                 await run.handle.terminate("its test is over")
-            except RPCError:
-                continue  # it has ended
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended
+                    raise
         await self.emulator_answers()
         await self._emulator("DELETE", "faults")
         await self._emulator("POST", "capacity", {})

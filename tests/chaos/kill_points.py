@@ -13,6 +13,7 @@ INDEX`, an evaluation's addition to the metrics; of the emulator, `serve OPERATI
 checkpoint NAME`. Planned points are patterns, as in a shell.
 """
 
+import contextlib
 import errno
 import fnmatch
 import functools
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import psutil
 
 FOLDER = "EVERBURN_CHAOS"
 
@@ -45,6 +48,20 @@ class Plan:
     action: Literal["kill", "freeze", "full"] = "kill"
     skip: int = 0
     times: int = 1
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process of a trainer session. began: which tells it from a later one of that number."""
+
+    pid: int
+    began: float
+
+    @property
+    def lives(self) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).create_time() == self.began
+        return False
 
 
 class Points:
@@ -94,9 +111,14 @@ def _act(plan: Plan, point: str) -> None:
 
 
 def write_plan(file: Path, plan: Plan) -> None:
-    """Make a plan known, whole or not at all."""
+    """Make a plan known."""
+    _write(file, asdict(plan))
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    """Whole or not at all."""
     draft = file.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(plan)))
+    draft.write_text(json.dumps(values))
     draft.rename(file)
 
 
@@ -132,6 +154,30 @@ def install_for_trainer() -> None:
     for name in ("advance", "clean_up"):
         _wrap(RunResources, name, points, _constant(name))
     _wrap(Hotloader, "load", points, lambda self, identity, *rest: f"hotload {identity}")
+    _note_holders(Path(os.environ[FOLDER]))
+
+
+def _note_holders(folder: Path) -> None:
+    """Write down which process holds a session, in `<session>.holder`."""
+    from everburn.trainers.serverless import ServerlessTrainer
+
+    begin = ServerlessTrainer.__init__
+
+    def begin_and_note(self: ServerlessTrainer, service: Any, *rest: Any) -> None:
+        begin(self, service, *rest)
+        me = Holder(os.getpid(), psutil.Process().create_time())
+        _write(folder / f"{service.holder.get_session_id()}.holder", asdict(me))
+
+    ServerlessTrainer.__init__ = begin_and_note  # type: ignore[method-assign]
+
+
+def sessions_of_the_dead(folder: Path) -> set[str]:
+    """Those whose holder is no more, and can't send a sign of life for them."""
+    return {file.stem for file in folder.glob("*.holder") if not _holder(file).lives}
+
+
+def _holder(file: Path) -> Holder:
+    return Holder(**json.loads(file.read_text()))
 
 
 def install_for_emulator() -> None:

@@ -28,6 +28,12 @@ _answers: list[str] = []
 Answer = Callable[[str, object], None]
 
 
+def on_both_answers(*, live: bool) -> pytest.MarkDecorator:
+    """`worst`: what the emulator is set to (everburn/emulator/unknowns.py); the live service has an
+    answer of its own."""
+    return pytest.mark.parametrize("worst", [None] if live else [False, True], ids=str)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _answers:
         asked = "the live service" if os.environ.get(KEY) else "the emulator"

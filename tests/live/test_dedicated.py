@@ -32,7 +32,7 @@ from everburn.trainers.jobs import RunResources
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 
-from .conftest import KEY, URL, Answer
+from .conftest import KEY, URL, Answer, on_both_answers
 from .wire import ADAM, TOKENS, Wire, a_datum
 
 SHAPE = os.environ.get("EVERBURN_LIVE_TRAINING_SHAPE")
@@ -44,8 +44,6 @@ IDLE = 120.0
 """Seconds without a session after which the service stops the job."""
 
 LIVE = bool(os.environ.get(KEY)) and SHAPE is not None
-on_both_answers = pytest.mark.parametrize("worst", [None] if LIVE else [False, True], ids=str)
-"""What the emulator is set to; the service has an answer of its own."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +195,8 @@ async def test_one_step_from_gradient_to_served_policy(place: Place, answer: Ans
         await trainer.close()
 
 
-@on_both_answers
-async def test_a_repeated_submission_is_applied_once(
+@on_both_answers(live=LIVE)
+async def test_a_submission_that_is_sent_twice(
     place: Place, answer: Answer, worst: bool | None
 ) -> None:
     """(a) Everburn compares counts where the trainer tells them, and relies on nothing else."""
@@ -221,7 +219,7 @@ async def test_a_repeated_submission_is_applied_once(
         assert applied == pytest.approx(2 if worst else 1, rel=1e-3)
 
 
-@on_both_answers
+@on_both_answers(live=LIVE)
 async def test_two_models_of_a_full_parameter_job(
     place: Place, answer: Answer, worst: bool | None
 ) -> None:
@@ -245,7 +243,7 @@ async def test_two_models_of_a_full_parameter_job(
         assert (gradients_shared, weights_shared) == (worst, worst)
 
 
-@on_both_answers
+@on_both_answers(live=LIVE)
 async def test_loading_a_state_clears_gradients(
     place: Place, answer: Answer, worst: bool | None
 ) -> None:
@@ -264,7 +262,7 @@ async def test_loading_a_state_clears_gradients(
         assert kept == worst
 
 
-@on_both_answers
+@on_both_answers(live=LIVE)
 async def test_a_submission_repeated_after_a_restart(
     place: Place, answer: Answer, worst: bool | None
 ) -> None:

@@ -12,13 +12,17 @@ from support.waiting import until
 from workers.ports import free_port
 from workers.temporal_server import find_binary, start_command
 
+PROMPT_TIMERS = 'history.timerProcessorMaxTimeShift="10ms"'
+"""Left to itself, a server takes a second over every timer, deadline and retry that is due within
+one. Production has none of those; tests do."""
+
 
 @contextmanager
 def running_temporal(folder: Path, *settings: str) -> Iterator[str]:
     """The address of a server with Everburn's own settings, and `key=value` settings on top."""
     port, ui_port = free_port(), free_port()
     command = start_command(find_binary(), folder / "temporal.db", port, ui_port)
-    for setting in settings:
+    for setting in (PROMPT_TIMERS, *settings):
         command += ["--dynamic-config-value", setting]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen([*command, "--log-level", "error"], stdout=log, stderr=log)

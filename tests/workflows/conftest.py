@@ -1,17 +1,24 @@
 """The farms that run the workflows, and the check of every history that a test has produced."""
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from activities import trainer
 from support.farm import Farm, Run, Start, open_farm, register_namespace, shared_workflow_modules
 from support.histories import check_payloads, replay, run_histories
 from support.script import Script
+from workers import processes
+from workflows import trainer_lease
 
 HERE = Path(__file__).parent
+QUICK_THROTTLE = timedelta(seconds=0.1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,10 +49,15 @@ async def start(farm: Farm, tmp_path: Path) -> AsyncIterator[Start]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def tunable_farm(temporal_server: str, tiny_tokenizer: Path) -> AsyncIterator[Farm]:
     """Workers whose workflows see the constants that a test sets in a module, in a namespace
-    without search attributes."""
+    without search attributes. No heartbeat is kept back: one that a worker passes on per second
+    leaves a test's timeout of a second nothing for a busy machine."""
     await register_namespace(temporal_server, "tunable")
     tuning = shared_workflow_modules()
-    async with open_farm(temporal_server, "tunable", tiny_tokenizer, tuning) as farm:
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "THROTTLE", QUICK_THROTTLE)
+            opening = open_farm(temporal_server, "tunable", tiny_tokenizer, tuning)
+            farm = await stack.enter_async_context(opening)
         yield farm
 
 
@@ -55,12 +67,21 @@ async def start_tuned(
 ) -> AsyncIterator[Start]:
     """Start runs on the tunable farm. When the test is over their histories are checked, with the
     constants that it has set: monkeypatch is undone after this."""
+    for module in (processes, trainer):  # of workers that the test brings up, and of its leases
+        monkeypatch.setattr(module, "THROTTLE", QUICK_THROTTLE)
 
     def start(script: Script, **fields: Any) -> Awaitable[Run]:
         return tunable_farm.start(script, tmp_path, **fields)
 
     yield start
     await check_histories(tunable_farm)
+
+
+@pytest.fixture
+def quick_acquisition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session is asked for as often as else, without the seconds between."""
+    quick = replace(trainer_lease.ACQUIRE_ATTEMPTS, initial_interval=timedelta(milliseconds=10))
+    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", quick)
 
 
 async def check_histories(farm: Farm) -> None:

@@ -1,6 +1,7 @@
 """HUD environments whose graders block, on a real rollout worker."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,24 +13,30 @@ from support.emulator import RunningEmulator
 from support.farm import Farm, Start
 from support.histories import run_histories
 from support.script import Script
-from workflows.prompt_group import HEARTBEAT_TIMEOUT
+from workflows import prompt_group
 
 pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
 
 ENV = Path(__file__).parents[1] / "hud_environments" / "waves" / "env.py"
-ROWS, COMPLETIONS, WAVES, SECONDS = 16, 4, 4, 3.0
+ROWS, COMPLETIONS, WAVES, SECONDS = 16, 4, 4, 1.5
+HEARTBEAT_TIMEOUT = 3.0
 
 
 async def test_graders_of_sixty_four_environments_block_for_longer_than_a_heartbeat_may_take(
-    start: Start, farm: Farm, emulator: RunningEmulator, tmp_path: Path
+    start_tuned: Start,
+    tunable_farm: Farm,
+    emulator: RunningEmulator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(prompt_group, "HEARTBEAT_TIMEOUT", timedelta(seconds=HEARTBEAT_TIMEOUT))
     log, rows = tmp_path / "log", tmp_path / "rows.jsonl"
     write(rows, [a_task(row, log) for row in range(ROWS)])
     rollout = {
         "name": "everburn.hud.rollouts:make_rollout_fn",
         "kwargs": {"env_path": str(ENV), "renderer": "plain"},
     }
-    run = await start(
+    run = await start_tuned(
         Script(),
         rollout=rollout,
         dataset=str(rows),
@@ -46,11 +53,11 @@ async def test_graders_of_sixty_four_environments_block_for_longer_than_a_heartb
     blocks = sorted(tuple(map(float, line.split())) for line in lines(log))
     assert len(blocks) == ROWS * COMPLETIONS, "nothing was graded twice"
     ends = [end for _, end in blocks]
-    assert max(ends) - blocks[0][0] > HEARTBEAT_TIMEOUT.total_seconds()
+    assert max(ends) - blocks[0][0] > HEARTBEAT_TIMEOUT
     assert all(begin < max(ends[:n]) for n, (begin, _) in enumerate(blocks) if n), "no pause"
     assert sum(begin < ends[0] for begin, _ in blocks) > ROWS * COMPLETIONS / WAVES, "side by side"
 
-    histories = await run_histories(farm.client, run.id, run.first_execution)
+    histories = await run_histories(tunable_farm.client, run.id, run.first_execution)
     scheduled = [
         event.activity_task_scheduled_event_attributes.activity_type.name
         for history in histories

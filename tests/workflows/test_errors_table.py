@@ -23,7 +23,7 @@ async def retries(start: Start, error: type[TrainerError]) -> None:
     run = await start(script, rows=1)
     failure = await run.failure()
     assert (failure.type, failure.message) == (error.__name__, "said by the service")
-    assert run.trainer.count("open") == trainer_lease.ACQUIRE_ATTEMPTS
+    assert run.trainer.count("open") == trainer_lease.ACQUIRE_ATTEMPTS.maximum_attempts
 
 
 async def waits(start: Start, error: type[TrainerError]) -> None:
@@ -38,8 +38,9 @@ async def waits(start: Start, error: type[TrainerError]) -> None:
 
 
 async def replaces(start: Start, error: type[TrainerError]) -> None:
-    run = await start(Script(), rows=1)
-    run.trainer.fail_once("optim_step", error("said by the service"))
+    script = Script()
+    script.trainer.fail_once("optim_step", error("said by the service"))
+    run = await start(script, rows=1)
     assert (await run.result()).steps == 1
     assert [entry.epoch for entry in run.ledger] == [2]
 
@@ -58,8 +59,9 @@ async def fails(start: Start, error: type[TrainerError]) -> None:
 async def holds(start: Start, error: type[TrainerError]) -> None:
     """Whatever on_fatal says; and goes on with what it has."""
     for call in ("open", "optim_step"):
-        run = await start(Script(), rows=1)
-        run.trainer.fail_once(call, error("said by the service"))
+        script = Script()
+        script.trainer.fail_once(call, error("said by the service"))
+        run = await start(script, rows=1)
         held = await run.until(phase="held")
         assert held.error == "said by the service"
         await run.handle.execute_update("resume")
@@ -78,6 +80,7 @@ BEHAVIOURS: dict[Reaction, Callable[[Start, type[TrainerError]], Awaitable[None]
 @pytest.mark.parametrize(("reaction", "error"), PROMISES)
 async def test_a_run_does_what_the_row_says(
     start_tuned: Start,
+    quick_acquisition: None,
     monkeypatch: pytest.MonkeyPatch,
     reaction: Reaction,
     error: type[TrainerError],

@@ -128,9 +128,9 @@ async def test_a_deadline_is_a_recoverable_failure(start_tuned: Start):
             await asyncio.sleep(60)
         return draw.completion
 
-    run = await start_tuned(Script(play), rows=1, rollout_timeout=0.2)
+    run = await start_tuned(Script(play), rows=1, rollout_timeout=1.0)
     await run.result()
-    assert len(run.script.cancelled) == 2
+    assert [draw.tries for draw in run.script.cancelled] == [0, 0]
     assert run.trained == ["0"]
 
 

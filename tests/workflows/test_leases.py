@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from temporalio import activity
+from temporalio.common import RetryPolicy
 
 from activities import heartbeats
 from everburn.trainers import (
@@ -244,9 +245,9 @@ async def test_a_refused_request_ends_the_run_before_its_batch_is_full(start: St
 
 
 async def test_a_service_that_is_starting_is_waited_for(
-    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+    start_tuned: Start, quick_acquisition: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(recovery, "BACKOFF", (5,))
+    monkeypatch.setattr(recovery, "BACKOFF", (0.3,))
     script = Script()
     script.trainer.refuse("open", TrainerUnavailableError("nothing answers"))
     run = await start_tuned(script, rows=1)
@@ -257,7 +258,7 @@ async def test_a_service_that_is_starting_is_waited_for(
 
 
 async def test_without_a_session_the_run_fails_and_says_why(
-    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+    start_tuned: Start, quick_acquisition: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(first_lease, "START_PATIENCE", 0.0)
     script = Script()
@@ -298,7 +299,7 @@ async def test_capacity_is_waited_for_also_at_the_start(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(recovery, "BACKOFF", (0,))
-    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", 1)
+    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", RetryPolicy(maximum_attempts=1))
     script = Script()
     script.trainer.fail_once("open", TrainerCapacityError("all trainers are taken"))
     run = await start_tuned(script, rows=1)
@@ -309,7 +310,7 @@ async def test_capacity_is_waited_for_also_at_the_start(
 async def test_a_run_that_waits_for_capacity_can_be_stopped(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", 1)
+    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", RetryPolicy(maximum_attempts=1))
     script = Script()
     script.trainer.refuse("open", TrainerCapacityError("all trainers are taken"))
     run = await start_tuned(script, rows=1)

@@ -157,7 +157,7 @@ async def test_a_reset_lease_is_lost(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch, to: str
 ):
     """One that opens another session is found out by it; one that can't go on, by the watchdog."""
-    monkeypatch.setattr(watchdog, "INTERVAL", 1.0)
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.2)
     gate = Gate()
 
     async def play(draw: Draw) -> float:

@@ -265,7 +265,7 @@ async def in_a_hopeless_recovery(start: Start, **fields: Any) -> Run:
     run.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=1)
     run.trainer.refuse("open", TrainerUnavailableError("no capacity"))
     gate.open()
-    await until(lambda: run.trainer.count("open") >= 3)
+    await until(lambda: run.trainer.count("open") >= 2)
     return run
 
 

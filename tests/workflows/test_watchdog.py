@@ -210,7 +210,13 @@ async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest
         return await spread(draw)
 
     run = await start_tuned(Script(play), rows=1)
-    await until(lambda: looks(run, 3))
+
+    async def told() -> bool:
+        return (await run.status()).standstill != ""
+
+    await until(told)
+    before = await looked(run)
+    await until(lambda: looks(run, before + 2))
     status = await run.status()
     (note,) = status.notes
     assert "nothing has moved" in note and "1 more prompt groups" in note
