@@ -149,7 +149,7 @@ def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
 
 def test_a_run_that_has_not_ended_is_stayed_with(everburn: Everburn) -> None:
     """A resume is all that a person needs after a crash, whatever the run made of it."""
-    left = everburn.start("run", "run.json", "--id", "left", "--set", "epochs=100")
+    left = everburn.start("run", "forked.json", "--id", "left", "--set", "epochs=100")
     store = store_of(everburn, "left")
     wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
     left.kill()
