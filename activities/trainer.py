@@ -130,12 +130,13 @@ class TrainerActivities:
         await asyncio.to_thread(preload)
         from everburn.entrypoints import resolve, worker_name
         from everburn.run_folder import stored_config
+        from everburn.store import StoreError
         from everburn.trainers import TrainerUnavailableError
         from everburn.trainers.lease import Lease
         from everburn.trainers.opening import opened
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
-        with final_errors(TrainerUnavailableError):
+        with final_errors(TrainerUnavailableError, StoreError):
             held = self._held.get(ref)
             if held is None:
                 if not await self._is_wanted(ref, await self._owner(ref)):

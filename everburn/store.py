@@ -27,10 +27,14 @@ log = logging.getLogger(__name__)
 
 FULL_INTERVAL = 2.0
 """Seconds between attempts to write to a full store."""
+OUTAGE_INTERVAL = 2.0
+"""Seconds between attempts at a store that fails."""
+OUTAGE_PATIENCE = 300.0
+"""Seconds for which one may fail: a server that is started again, a network that is cut off."""
 
 
 class StoreError(Exception):
-    """The store couldn't do what was asked; says where. Worth retrying unless a subclass."""
+    """The store couldn't do what was asked; says where. Worth retrying, but for a corrupt file."""
 
 
 class StoreFullError(StoreError):
@@ -38,7 +42,8 @@ class StoreFullError(StoreError):
 
 
 class CorruptArtifactError(StoreError):
-    """A file's bytes don't have the digest they were recorded with."""
+    """A file's bytes don't have the digest they were recorded with, or can't be parsed. Files are
+    written whole: reading it again won't help."""
 
 
 class ArtifactStore:
@@ -243,6 +248,27 @@ async def when_there_is_space(
                 raise
             log.warning("%s; tried again in %g s", error, FULL_INTERVAL)
             await asyncio.sleep(FULL_INTERVAL)
+
+
+async def through_outages(access: Callable[..., T], *arguments: Any) -> T:
+    """Read or write in a thread, for whoever nobody would ask again: a full store is waited for,
+    one that fails otherwise is asked again for up to OUTAGE_PATIENCE seconds.
+
+    Raises:
+        StoreError: it failed for so long. CorruptArtifactError; and whatever else it raises.
+    """
+    deadline = None
+    while True:
+        try:
+            return await when_there_is_space(access, *arguments)
+        except CorruptArtifactError:
+            raise
+        except StoreError as error:
+            deadline = deadline or time.monotonic() + OUTAGE_PATIENCE
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("%s; tried again in %g s", error, OUTAGE_INTERVAL)
+            await asyncio.sleep(OUTAGE_INTERVAL)
 
 
 @lru_cache(maxsize=64)

@@ -20,8 +20,16 @@ import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from everburn import store as everburn_store
 from everburn.refs import RunRef, StoredRef
-from everburn.store import ArtifactStore, CorruptArtifactError, StoreError, StoreFullError, digest
+from everburn.store import (
+    ArtifactStore,
+    CorruptArtifactError,
+    StoreError,
+    StoreFullError,
+    digest,
+    through_outages,
+)
 
 
 @pytest.fixture
@@ -345,6 +353,42 @@ def test_any_other_failed_write_is_a_store_error(local: ArtifactStore):
     with pytest.raises(StoreError, match=r"can't write .*run/file/below") as caught:
         local.put("file/below", b"")
     assert type(caught.value) is StoreError
+
+
+async def test_a_store_that_fails_is_asked_again_for_a_while(
+    local: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(everburn_store, "OUTAGE_INTERVAL", 0.01)
+    monkeypatch.setattr(everburn_store, "FULL_INTERVAL", 0.01)
+    errors = [StoreError("cut off"), StoreFullError("no space"), StoreError("cut off")]
+
+    def read(key: str) -> bytes:
+        if errors:
+            raise errors.pop()
+        return local.get(key)
+
+    local.put("data", b"value")
+    assert await through_outages(read, "data") == b"value"
+    assert not errors
+
+    monkeypatch.setattr(everburn_store, "OUTAGE_PATIENCE", 0.03)
+    errors[:] = [StoreError("cut off")] * 1000
+    with pytest.raises(StoreError, match="cut off"):
+        await through_outages(read, "data")
+    assert len(errors) > 900
+
+
+async def test_a_corrupt_file_is_read_once(local: ArtifactStore):
+    local.put("data", b"{")
+    reads: list[str] = []
+
+    def read(key: str) -> Any:
+        reads.append(key)
+        return local.get_json(key)
+
+    with pytest.raises(CorruptArtifactError, match="isn't JSON"):
+        await through_outages(read, "data")
+    assert reads == ["data"]
 
 
 def test_a_key_that_is_a_folder_cant_be_read(local: ArtifactStore):

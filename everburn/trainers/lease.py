@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from everburn.publications import StaleEpochError
+from everburn.store import CorruptArtifactError, StoreError
 from everburn.trainers import Trainer, TrainerClosedError, TrainerStateLostError
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Lease:
             TrainerStateLostError: the lease has ended, or the operation comes after its step: the
                 server sends activities again that a reset run was waiting for.
             TrainerClosedError: it ends with this: the account may not train.
+            CorruptArtifactError: a file of the run is unusable, for any lease.
         """
         if epoch != self.epoch:
             raise StaleEpochError(f"{key} is for epoch {epoch}; this lease is epoch {self.epoch}")
@@ -115,6 +117,13 @@ class Lease:
         except TrainerClosedError as error:
             await self.end(TrainerStateLostError(str(error)))
             raise
+        except CorruptArtifactError:
+            raise
+        except StoreError as error:
+            # Whatever the session has done by now, the run's folder doesn't know.
+            lost = TrainerStateLostError(str(error))
+            await self.end(lost)
+            raise lost from error
 
     def _check_order(self, key: OperationKey) -> None:
         if key.operation not in STEPPING:
