@@ -2,8 +2,9 @@
 
 import pytest
 
-from everburn import store
-from everburn.store import StoreError
+from everburn import run_folder, store
+from everburn.run_folder import Owner
+from everburn.store import ArtifactStore, StoreError
 from everburn.trainers import TrainerStateLostError
 from support.failing_disk import FailingDisk
 from support.farm import Start
@@ -88,3 +89,24 @@ async def test_a_store_without_which_no_session_is_opened_is_waited_for(
     assert waiting.waiting_for == "a trainer session: can't read holders: Input/output error"
     script.trainer.mend()
     assert (await run.result()).steps == 1
+
+
+async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """It is known before a session is opened; a session whose holder failed then would live on."""
+    find, failed = run_folder.find_owner, []
+
+    def find_unless_first(store: ArtifactStore) -> Owner | None:
+        found = find(store)
+        if found is not None and not failed:
+            failed.append(found)
+            raise StoreError("can't read the owner: Input/output error")
+        return found
+
+    monkeypatch.setattr(run_folder, "find_owner", find_unless_first)
+    run = await start(Script(), rows=1)
+    await run.result()
+    assert failed
+    assert [entry.epoch for entry in run.ledger] == [1]
+    assert (run.trainer.count("open"), run.trainer.count("close")) == (1, 1)
