@@ -56,6 +56,8 @@ class ArtifactStore:
         # Object stores remember listings, and would never see what other processes write later.
         self._fs, self._root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
         self._local = "file" in _protocols(self._fs)
+        # Object stores' client libraries have errors of their own: botocore's aren't OSErrors.
+        self._failures: tuple[type[Exception], ...] = (OSError,) if self._local else (Exception,)
 
     @classmethod
     def of(cls, run: RunRef) -> "ArtifactStore":
@@ -80,8 +82,8 @@ class ArtifactStore:
             Path(path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as error:
-            raise StoreError(f"can't look for {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"look for {path}", error) from error
         return True
 
     def keys(self, folder: str) -> list[str]:
@@ -95,8 +97,8 @@ class ArtifactStore:
             names = self._fs.ls(path, detail=False)
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise StoreError(f"can't list {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"list {path}", error) from error
         found = (PurePosixPath(name).name for name in names)
         return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
 
@@ -115,11 +117,11 @@ class ArtifactStore:
                 _write_atomically(Path(path), data, once=once)
             else:
                 self._fs.pipe_file(path, data, mode="create" if once else "overwrite")
-        except OSError as error:
-            if once and isinstance(error, FileExistsError) and self.exists(key):
+        except self._failures as error:
+            # Whatever it is called: not every object store says FileExistsError.
+            if once and self.exists(key):
                 return self.ref(key)
-            kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"can't write {path}: {error.strerror or error}") from error
+            raise _failed(f"write {path}", error) from error
         return StoredRef(key=key, sha256=digest(data))
 
     def get(self, ref: str | StoredRef) -> bytes:
@@ -134,8 +136,8 @@ class ArtifactStore:
             data = bytes(self._fs.cat_file(path))
         except FileNotFoundError:
             raise FileNotFoundError(f"{path} isn't in the store") from None
-        except OSError as error:
-            raise StoreError(f"can't read {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"read {path}", error) from error
         if isinstance(ref, StoredRef) and digest(data) != ref.sha256:
             raise CorruptArtifactError(
                 f"{path} has changed since it was recorded: its sha256 is {digest(data)}, "
@@ -199,8 +201,8 @@ class ArtifactStore:
             self._fs.rm_file(path)
         except FileNotFoundError:
             pass
-        except OSError as error:
-            raise StoreError(f"can't delete {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"delete {path}", error) from error
 
     def discard(self, *keys: str) -> None:
         """Remove keys that have done their work. What can't be removed stays, and harms nobody."""
@@ -225,8 +227,7 @@ class ArtifactStore:
                     file.write(b"\n")  # a crash cut the last line off: leave it a line of its own
                 file.write(data)
         except OSError as error:
-            kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"can't write {path}: {error.strerror or error}") from error
+            raise _failed(f"write {path}", error) from error
 
 
 async def when_there_is_space(
@@ -278,6 +279,13 @@ def _open(folder: str) -> ArtifactStore:
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _failed(what: str, error: Exception) -> StoreError:
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    kind = StoreFullError if full else StoreError
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return kind(f"can't {what}: {why}")
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -346,6 +346,46 @@ def test_a_full_object_store_is_reported_as_such(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
     with pytest.raises(StoreFullError, match=r"can't write /bucket/run/data: Disk quota exceeded"):
         ArtifactStore("memory://bucket/run").put("data", b"value")
+
+
+class EndpointConnectionError(Exception):
+    """As client libraries of object stores have them: no OSError."""
+
+
+@pytest.mark.parametrize(
+    ("method", "access"),
+    [
+        ("pipe_file", lambda store: store.put("data", b"value")),
+        ("cat_file", lambda store: store.get("data")),
+        ("exists", lambda store: store.exists("data")),
+    ],
+)
+def test_an_object_store_that_cannot_be_reached_is_a_store_error(
+    monkeypatch: pytest.MonkeyPatch, method: str, access: Callable[[ArtifactStore], Any]
+):
+    def cut_off(*args: object, **kwargs: object) -> None:
+        raise EndpointConnectionError("nothing answers")
+
+    monkeypatch.setattr(MemoryFileSystem, method, cut_off)
+    with pytest.raises(StoreError, match=r"can't \w+ .*run/data: nothing answers"):
+        access(ArtifactStore("memory://bucket/run"))
+
+
+def test_what_is_there_stays_whatever_an_object_store_calls_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A precondition that failed, in the words of s3fs."""
+    store = ArtifactStore(f"memory://{tmp_path.name}")
+    first = store.put("data", b"first", once=True)
+
+    def refuse(*args: object, mode: str, **kwargs: object) -> None:
+        assert mode == "create"
+        raise OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    assert store.put("data", b"second", once=True) == first
+    with pytest.raises(StoreError, match=r"can't write .*/other: At least one"):
+        store.put("other", b"", once=True)
 
 
 def test_any_other_failed_write_is_a_store_error(local: ArtifactStore):
