@@ -184,6 +184,9 @@ class TrainerActivities:
             raise
         finally:
             self._retire(ref)
+        if lease.closed is not None:
+            # The run may hear of it here before it does from the operation.
+            raise application_error(lease.closed)
         if not lease.released:
             raise application_error(lease.ended, kind=TRAINER_STATE_LOST)
 

@@ -44,6 +44,8 @@ class Lease:
     _ended: TrainerStateLostError | None = None
     released: bool = False
     """Whether it ended because the run gave it back."""
+    closed: TrainerClosedError | None = None
+    """Why no other is to be had before a person has mended that, where it ended with this."""
 
     async def once(self, epoch: int, key: OperationKey, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an operation unless it has run or is running; then join it and share its outcome.
@@ -115,6 +117,7 @@ class Lease:
             await self.end(error)
             raise
         except TrainerClosedError as error:
+            self.closed = error
             await self.end(TrainerStateLostError(str(error)))
             raise
         except CorruptArtifactError:
