@@ -7,6 +7,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+from activities import trainer as trainer_activities
 from activities.failure_types import TRAINER_STATE_LOST
 from activities.messages import AcquireLease, LeaseRef, OptimStep
 from activities.trainer import TrainerActivities
@@ -20,7 +21,13 @@ from support.waiting import until
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunRef:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRef:
+    """A run's folder. Its workflow isn't there, and is taken to be."""
+
+    async def is_open(client: Client, workflow_id: str) -> bool:
+        return True
+
+    monkeypatch.setattr(trainer_activities, "is_open", is_open)
     run = RunRef(store=str(tmp_path), id="run")
     values = {"rollout": "task:make", "dataset": "rows.jsonl", "base_model": "tiny"}
     create_run_folder(run, parse_config(values | {"backend": "emulator"}), Owner(chain="chain"))
