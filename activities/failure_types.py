@@ -13,11 +13,13 @@ from temporalio.converter import DefaultFailureConverter, PayloadConverter
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from everburn.secrets import redacted
+from everburn.store import CorruptArtifactError
 
 RECOVERABLE = "RecoverableRolloutError"
 SNAPSHOT_GONE = "SnapshotGoneError"
 WORKER_UNFIT = "EntrypointError"
 """This worker can't import the user's module; another may."""
+STORE = "StoreError"
 STORE_FULL = "StoreFullError"
 TRAINER_STATE_LOST = "TrainerStateLost"
 LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})
@@ -56,13 +58,15 @@ def application_error(
 
 @contextmanager
 def final_errors(*retryable: type[Exception]) -> Iterator[None]:
-    """Errors of the block aren't retried, except those of the given types."""
+    """Errors of the block aren't retried, except those of the given types; a file that is corrupt
+    stays so, whatever else of the store is worth another attempt."""
     try:
         yield
     except (ApplicationError, CancelledError):
         raise
     except Exception as error:
-        raise application_error(error, retryable=isinstance(error, retryable)) from error
+        worth_it = isinstance(error, retryable) and not isinstance(error, CorruptArtifactError)
+        raise application_error(error, retryable=worth_it) from error
 
 
 class RedactingFailureConverter(DefaultFailureConverter):

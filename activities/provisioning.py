@@ -25,15 +25,16 @@ class ProvisioningActivities:
         """Do what can be done now towards a running job and a ready deployment."""
         from everburn.run_folder import stored_config
         from everburn.secrets import redacted
+        from everburn.store import StoreError, when_there_is_space
         from everburn.trainers import TrainerCapacityError, TrainerUnavailableError
         from everburn.trainers.jobs import RunResources
 
         if not await self._is_wanted(run):
             return ResourceReadiness(stage="unwanted", text="the run has ended")
-        with final_errors(TrainerUnavailableError):
+        with final_errors(TrainerUnavailableError, StoreError):
             config = await asyncio.to_thread(stored_config, run)
             try:
-                found = await asyncio.to_thread(RunResources(run, config).advance)
+                found = await when_there_is_space(RunResources(run, config).advance)
             except TrainerCapacityError as error:
                 return ResourceReadiness(stage="pending", text=redacted(str(error)))
         text = redacted(found.text)  # the control plane's words among others
@@ -43,10 +44,11 @@ class ProvisioningActivities:
     async def clean_up_resources(self, run: RunRef) -> str:
         """Give back what the run made; what it did, in words."""
         from everburn.run_folder import stored_config
+        from everburn.store import StoreError
         from everburn.trainers import TrainerError
         from everburn.trainers.jobs import RunResources
 
-        with final_errors(TrainerError):
+        with final_errors(TrainerError, StoreError):
             config = await asyncio.to_thread(stored_config, run)
             return await asyncio.to_thread(RunResources(run, config).clean_up)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from temporalio import activity
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from everburn.rollout_runner import RolloutRunner
 
 T = TypeVar("T")
+
+JUDGE_TIMEOUT = 240.0
+"""Seconds for a group to be read and judged by the user's functions; its activity has five minutes.
+The thread of one that never returns stays, and holds up nobody."""
 
 _KINDS = {"recoverable": RECOVERABLE, "snapshot_gone": SNAPSHOT_GONE, "store_full": STORE_FULL}
 
@@ -193,39 +198,61 @@ def _told_by_kind(where: str) -> Iterator[None]:
 async def _complete_group(
     runner: "RolloutRunner", order: CompleteGroup, look: Callable[[], None]
 ) -> "GroupManifest":
-    from everburn.entrypoints import call
-    from everburn.learning.advantages import advantage_function
-    from everburn.learning.group import Group, complete_group
+    from everburn.learning.group import keep_group
     from everburn.resources import reap_at_end
-
-    entrypoint = runner.config.dynamic_filter
-    row = f"run {order.run.id} · row {order.group.cursor}"
-
-    def advantages(rewards: Sequence[float]) -> list[float]:
-        try:
-            return advantage_function(runner.config.advantages)(rewards)
-        except Exception as error:
-            raise application_error(error, where=f"{row} · advantages") from error
-
-    def judge(group: Group) -> bool:
-        assert entrypoint is not None
-        try:
-            return bool(call(entrypoint, group))
-        except Exception as error:
-            raise application_error(error, where=f"{row} · {entrypoint.name}") from error
 
     with final_errors(StoreError):
         await reap_at_end(runner.store, order.group.name)
-        return await when_there_is_space(
-            complete_group,
-            runner.store,
-            order.group,
-            order.version,
-            order.outcomes,
-            runner.config.min_group_size,
-            order.last,
-            lambda: runner.row(order.group.cursor),
-            judge if entrypoint is not None else None,
-            advantages,
-            look,
-        )
+        manifest = await _judge_group(runner, order)
+        return await when_there_is_space(keep_group, runner.store, manifest, look)
+
+
+async def _judge_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":
+    """The group's fate, by the user's functions, each of which is told by its name."""
+    from everburn.entrypoints import call
+    from everburn.learning.advantages import advantage_function
+    from everburn.learning.group import Group, judge_group
+    from everburn.threads import in_thread
+
+    entrypoint = runner.config.dynamic_filter
+    row = f"run {order.run.id} · row {order.group.cursor}"
+    at_work = ""
+
+    def asked(name: str, function: Callable[[], T]) -> T:
+        nonlocal at_work
+        at_work = name
+        try:
+            return function()
+        except (Exception, SystemExit) as error:
+            raise application_error(error, where=f"{row} · {name}") from error
+        finally:
+            at_work = ""
+
+    def advantages(rewards: Sequence[float]) -> list[float]:
+        function = advantage_function(runner.config.advantages)
+        return asked("advantages", lambda: function(rewards))
+
+    def keep(group: Group) -> bool:
+        assert entrypoint is not None
+        return asked(entrypoint.name, lambda: bool(call(entrypoint, group)))
+
+    judging = partial(
+        judge_group,
+        runner.store,
+        order.group,
+        order.version,
+        order.outcomes,
+        runner.config.min_group_size,
+        order.last,
+        lambda: runner.row(order.group.cursor),
+        keep if entrypoint is not None else None,
+        advantages,
+    )
+    try:
+        async with asyncio.timeout(JUDGE_TIMEOUT):
+            return await in_thread(judging)
+    except TimeoutError:
+        if not at_work:
+            raise StoreError(f"{row}: not read within {JUDGE_TIMEOUT:g} s") from None
+        late = TimeoutError(f"it hasn't returned within {JUDGE_TIMEOUT:g} s")
+        raise application_error(late, where=f"{row} · {at_work}") from None

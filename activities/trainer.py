@@ -80,6 +80,8 @@ MAX_IDLE_LOOPS = 8
 @dataclass
 class _Held:
     lease: "Lease"
+    owner: "Owner | None"
+    """The life of the run that took the lease."""
     worker: Worker
     serving: "asyncio.Task[None]"
     expiry: "asyncio.Task[None] | None" = None
@@ -130,15 +132,17 @@ class TrainerActivities:
         await asyncio.to_thread(preload)
         from everburn.entrypoints import resolve, worker_name
         from everburn.run_folder import stored_config
+        from everburn.store import StoreError
         from everburn.trainers import TrainerUnavailableError
         from everburn.trainers.lease import Lease
         from everburn.trainers.opening import opened
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
-        with final_errors(TrainerUnavailableError):
+        with final_errors(TrainerUnavailableError, StoreError):
             held = self._held.get(ref)
             if held is None:
-                if not await self._is_wanted(ref, await self._owner(ref)):
+                owner = await self._owner(ref)
+                if not await self._is_wanted(ref, owner):
                     gone = RuntimeError(
                         f"run {ref.run.id} has no use for lease {ref.epoch} any more"
                     )
@@ -149,7 +153,7 @@ class TrainerActivities:
                     # They run here, where other modules may be at hand than on a rollout worker.
                     await asyncio.to_thread(resolve, entrypoint)
                 trainer = await opened(self._open_trainer(ref, config))
-                held = self._serve(Lease(order.epoch, trainer), lease_queue(ref))
+                held = self._serve(Lease(order.epoch, trainer), owner, lease_queue(ref))
                 self._held[ref] = held
                 held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
         return LeaseGrant(
@@ -165,12 +169,12 @@ class TrainerActivities:
         from everburn.trainers import TrainerStateLostError
 
         lease = self._lease(ref)
-        self._held[ref].claimed = True
-        owner = await self._owner(ref)
+        held = self._held[ref]
+        held.claimed = True
         try:
             while lease.ended is None:
                 await self._probe(lease)
-                if not await self._is_wanted(ref, owner):
+                if not await self._is_wanted(ref, held.owner):
                     # A terminated run can't give its session back.
                     await lease.release()
                 await lease.wait_ended(PROBE_INTERVAL)
@@ -180,6 +184,9 @@ class TrainerActivities:
             raise
         finally:
             self._retire(ref)
+        if lease.closed is not None:
+            # The run may hear of it here before it does from the operation.
+            raise application_error(lease.closed)
         if not lease.released:
             raise application_error(lease.ended, kind=TRAINER_STATE_LOST)
 
@@ -365,7 +372,7 @@ class TrainerActivities:
             await held.lease.release()
             self._retire(ref)
 
-    def _serve(self, lease: "Lease", queue: str) -> _Held:
+    def _serve(self, lease: "Lease", owner: "Owner | None", queue: str) -> _Held:
         worker = Worker(
             self._client,
             task_queue=queue,
@@ -386,7 +393,7 @@ class TrainerActivities:
             max_heartbeat_throttle_interval=THROTTLE,
             graceful_shutdown_timeout=LEASE_GRACE,
         )
-        return _Held(lease, worker, asyncio.create_task(worker.run()))
+        return _Held(lease, owner, worker, asyncio.create_task(worker.run()))
 
     def _retire(self, ref: LeaseRef) -> None:
         """The lease has ended: stop serving its queue, once what is served now has reported."""
@@ -399,12 +406,16 @@ class TrainerActivities:
         held = self._held[ref]
         if held.expiry is not None:
             held.expiry.cancel()
-        await held.worker.shutdown()
-        await held.serving
-        if not held.lease.released:
-            # Lost to the run, the session may live on, and cost.
-            await held.lease.trainer.close()
-        del self._held[ref]
+        try:
+            await held.worker.shutdown()
+            await held.serving
+        except Exception as error:
+            log.warning("the queue of lease %d of run %s: %s", ref.epoch, ref.run.id, error)
+        finally:
+            if not held.lease.released:
+                # Lost to the run, the session may live on, and cost.
+                await held.lease.trainer.close()
+            del self._held[ref]
 
     async def _owner(self, ref: LeaseRef) -> "Owner | None":
         from everburn.run_folder import find_owner

@@ -2,6 +2,8 @@
 and back.
 
 Doesn't own who may ask for it, and how often (trainer.py): asked twice, an operation is done twice.
+The run's folder is another matter: what an operation reads and writes there may be done again, and
+a store that fails for a while ends no lease.
 """
 
 import asyncio
@@ -44,12 +46,12 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.learning.submissions import prepare_submission
     from everburn.refs import decode_groups
     from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.store import ArtifactStore, through_outages
     from everburn.trainers.finite import require_finite_gradients
 
     run = order.lease.run
     store, config = ArtifactStore.of(run), await asyncio.to_thread(stored_config, run)
-    datums = await when_there_is_space(
+    datums = await through_outages(
         prepare_submission,
         store,
         order.step,
@@ -65,7 +67,7 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     )
     require_finite_gradients(gradients)
     distance = policy_distance(datums, gradients.logprobs, config.clip)
-    await when_there_is_space(
+    await through_outages(
         record_reported,
         store,
         order.step,
@@ -86,7 +88,7 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
 async def publish(lease: "Lease", order: Publish) -> Published:
     from everburn.publications import Publication, publish
     from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.store import ArtifactStore, through_outages
     from everburn.trainers.agreement import check_served, recorded_completion
 
     started = time.monotonic()
@@ -96,7 +98,7 @@ async def publish(lease: "Lease", order: Publish) -> Published:
         # A deployment serves one version: older ones go on at the current one.
         return Published(snapshot="", seconds=0.0)
     recorded = asyncio.create_task(
-        asyncio.to_thread(recorded_completion, store, order.version, lease.epoch)
+        through_outages(recorded_completion, store, order.version, lease.epoch)
     )
     snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
     gap = await check_served(lease.trainer, snapshot, *await recorded, config.served_tolerance)
@@ -107,7 +109,7 @@ async def publish(lease: "Lease", order: Publish) -> Published:
         handle=snapshot.handle,
         shared=snapshot.shared,
     )
-    await when_there_is_space(partial(publish, current=order.current), store, publication)
+    await through_outages(partial(publish, current=order.current), store, publication)
     return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
 
 
@@ -126,7 +128,7 @@ async def load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
 async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
     from everburn.checkpoints import Checkpoint, record_checkpoint
     from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, when_there_is_space
+    from everburn.store import ArtifactStore, through_outages
     from everburn.trainers.fencing import record_fingerprint
 
     config = await asyncio.to_thread(stored_config, order.lease.run)
@@ -144,14 +146,14 @@ async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
     store = ArtifactStore.of(order.lease.run)
     if config.dedicated:
         await record_fingerprint(store, lease.trainer, path)
-    await when_there_is_space(record_checkpoint, store, checkpoint)
+    await through_outages(record_checkpoint, store, checkpoint)
     return Saved(path=path, seconds=time.monotonic() - started)
 
 
 async def replay(lease: "Lease", order: ReplayStep) -> None:
     from everburn.ledger import read_entry
     from everburn.replay import replay_step
-    from everburn.store import ArtifactStore
+    from everburn.store import ArtifactStore, through_outages
 
     store = ArtifactStore.of(order.lease.run)
-    await replay_step(store, lease.trainer, await asyncio.to_thread(read_entry, store, order.step))
+    await replay_step(store, lease.trainer, await through_outages(read_entry, store, order.step))

@@ -12,7 +12,7 @@ from everburn.learning.group import GroupManifest
 from everburn.learning.submissions import SubmissionManifest, recorded_datums
 from everburn.ledger import LedgerEntry, PreparedBatch
 from everburn.refs import StoredRef
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, through_outages
 from everburn.trainers import Trainer
 from everburn.trainers.finite import require_finite_gradients, require_finite_metrics
 
@@ -21,12 +21,12 @@ async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry
     """Apply the step to a session that holds the state after its predecessor.
 
     Raises:
-        CorruptArtifactError: a recorded file has changed.
+        CorruptArtifactError: a recorded file has changed. StoreError: the store failed for long.
         TrainerStateLostError, TrainerRejectedError
     """
     pending = []
     for ref in entry.submissions:
-        datums = await asyncio.to_thread(_datums, store, ref, entry.prepared)
+        datums = await through_outages(_datums, store, ref, entry.prepared)
         pending.append(trainer.forward_backward(datums, entry.loss, entry.loss_config))
     for gradients in await asyncio.gather(*pending):
         require_finite_gradients(gradients)

@@ -27,10 +27,14 @@ log = logging.getLogger(__name__)
 
 FULL_INTERVAL = 2.0
 """Seconds between attempts to write to a full store."""
+OUTAGE_INTERVAL = 2.0
+"""Seconds between attempts at a store that fails."""
+OUTAGE_PATIENCE = 300.0
+"""Seconds for which one may fail: a server that is started again, a network that is cut off."""
 
 
 class StoreError(Exception):
-    """The store couldn't do what was asked; says where. Worth retrying unless a subclass."""
+    """The store couldn't do what was asked; says where. Worth retrying, but for a corrupt file."""
 
 
 class StoreFullError(StoreError):
@@ -38,7 +42,8 @@ class StoreFullError(StoreError):
 
 
 class CorruptArtifactError(StoreError):
-    """A file's bytes don't have the digest they were recorded with."""
+    """A file's bytes don't have the digest they were recorded with, or can't be parsed. Files are
+    written whole: reading it again won't help."""
 
 
 class ArtifactStore:
@@ -51,6 +56,8 @@ class ArtifactStore:
         # Object stores remember listings, and would never see what other processes write later.
         self._fs, self._root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
         self._local = "file" in _protocols(self._fs)
+        # Object stores' client libraries have errors of their own: botocore's aren't OSErrors.
+        self._failures: tuple[type[Exception], ...] = (OSError,) if self._local else (Exception,)
 
     @classmethod
     def of(cls, run: RunRef) -> "ArtifactStore":
@@ -75,8 +82,8 @@ class ArtifactStore:
             Path(path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as error:
-            raise StoreError(f"can't look for {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"look for {path}", error) from error
         return True
 
     def keys(self, folder: str) -> list[str]:
@@ -90,8 +97,8 @@ class ArtifactStore:
             names = self._fs.ls(path, detail=False)
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise StoreError(f"can't list {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"list {path}", error) from error
         found = (PurePosixPath(name).name for name in names)
         return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
 
@@ -110,11 +117,11 @@ class ArtifactStore:
                 _write_atomically(Path(path), data, once=once)
             else:
                 self._fs.pipe_file(path, data, mode="create" if once else "overwrite")
-        except OSError as error:
-            if once and isinstance(error, FileExistsError) and self.exists(key):
+        except self._failures as error:
+            # Whatever it is called: not every object store says FileExistsError.
+            if once and self.exists(key):
                 return self.ref(key)
-            kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"can't write {path}: {error.strerror or error}") from error
+            raise _failed(f"write {path}", error) from error
         return StoredRef(key=key, sha256=digest(data))
 
     def get(self, ref: str | StoredRef) -> bytes:
@@ -129,8 +136,8 @@ class ArtifactStore:
             data = bytes(self._fs.cat_file(path))
         except FileNotFoundError:
             raise FileNotFoundError(f"{path} isn't in the store") from None
-        except OSError as error:
-            raise StoreError(f"can't read {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"read {path}", error) from error
         if isinstance(ref, StoredRef) and digest(data) != ref.sha256:
             raise CorruptArtifactError(
                 f"{path} has changed since it was recorded: its sha256 is {digest(data)}, "
@@ -194,8 +201,8 @@ class ArtifactStore:
             self._fs.rm_file(path)
         except FileNotFoundError:
             pass
-        except OSError as error:
-            raise StoreError(f"can't delete {path}: {error.strerror or error}") from error
+        except self._failures as error:
+            raise _failed(f"delete {path}", error) from error
 
     def discard(self, *keys: str) -> None:
         """Remove keys that have done their work. What can't be removed stays, and harms nobody."""
@@ -220,8 +227,7 @@ class ArtifactStore:
                     file.write(b"\n")  # a crash cut the last line off: leave it a line of its own
                 file.write(data)
         except OSError as error:
-            kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"can't write {path}: {error.strerror or error}") from error
+            raise _failed(f"write {path}", error) from error
 
 
 async def when_there_is_space(
@@ -245,6 +251,27 @@ async def when_there_is_space(
             await asyncio.sleep(FULL_INTERVAL)
 
 
+async def through_outages(access: Callable[..., T], *arguments: Any) -> T:
+    """Read or write in a thread, for whoever nobody would ask again: a full store is waited for,
+    one that fails otherwise is asked again for up to OUTAGE_PATIENCE seconds.
+
+    Raises:
+        StoreError: it failed for so long. CorruptArtifactError; and whatever else it raises.
+    """
+    deadline = None
+    while True:
+        try:
+            return await when_there_is_space(access, *arguments)
+        except CorruptArtifactError:
+            raise
+        except StoreError as error:
+            deadline = deadline or time.monotonic() + OUTAGE_PATIENCE
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("%s; tried again in %g s", error, OUTAGE_INTERVAL)
+            await asyncio.sleep(OUTAGE_INTERVAL)
+
+
 @lru_cache(maxsize=64)
 def _open(folder: str) -> ArtifactStore:
     return ArtifactStore(folder)
@@ -252,6 +279,13 @@ def _open(folder: str) -> ArtifactStore:
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _failed(what: str, error: Exception) -> StoreError:
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    kind = StoreFullError if full else StoreError
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return kind(f"can't {what}: {why}")
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

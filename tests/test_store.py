@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,16 @@ import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from everburn import store as everburn_store
 from everburn.refs import RunRef, StoredRef
-from everburn.store import ArtifactStore, CorruptArtifactError, StoreError, StoreFullError, digest
+from everburn.store import (
+    ArtifactStore,
+    CorruptArtifactError,
+    StoreError,
+    StoreFullError,
+    digest,
+    through_outages,
+)
 
 
 @pytest.fixture
@@ -340,11 +348,87 @@ def test_a_full_object_store_is_reported_as_such(monkeypatch: pytest.MonkeyPatch
         ArtifactStore("memory://bucket/run").put("data", b"value")
 
 
+class EndpointConnectionError(Exception):
+    """As client libraries of object stores have them: no OSError."""
+
+
+@pytest.mark.parametrize(
+    ("method", "access"),
+    [
+        ("pipe_file", lambda store: store.put("data", b"value")),
+        ("cat_file", lambda store: store.get("data")),
+        ("exists", lambda store: store.exists("data")),
+    ],
+)
+def test_an_object_store_that_cannot_be_reached_is_a_store_error(
+    monkeypatch: pytest.MonkeyPatch, method: str, access: Callable[[ArtifactStore], Any]
+):
+    def cut_off(*args: object, **kwargs: object) -> None:
+        raise EndpointConnectionError("nothing answers")
+
+    monkeypatch.setattr(MemoryFileSystem, method, cut_off)
+    with pytest.raises(StoreError, match=r"can't \w+ .*run/data: nothing answers"):
+        access(ArtifactStore("memory://bucket/run"))
+
+
+def test_what_is_there_stays_whatever_an_object_store_calls_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A precondition that failed, in the words of s3fs."""
+    store = ArtifactStore(f"memory://{tmp_path.name}")
+    first = store.put("data", b"first", once=True)
+
+    def refuse(*args: object, mode: str, **kwargs: object) -> None:
+        assert mode == "create"
+        raise OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    assert store.put("data", b"second", once=True) == first
+    with pytest.raises(StoreError, match=r"can't write .*/other: At least one"):
+        store.put("other", b"", once=True)
+
+
 def test_any_other_failed_write_is_a_store_error(local: ArtifactStore):
     local.put("file", b"")
     with pytest.raises(StoreError, match=r"can't write .*run/file/below") as caught:
         local.put("file/below", b"")
     assert type(caught.value) is StoreError
+
+
+async def test_a_store_that_fails_is_asked_again_for_a_while(
+    local: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(everburn_store, "OUTAGE_INTERVAL", 0.01)
+    monkeypatch.setattr(everburn_store, "FULL_INTERVAL", 0.01)
+    errors = [StoreError("cut off"), StoreFullError("no space"), StoreError("cut off")]
+
+    def read(key: str) -> bytes:
+        if errors:
+            raise errors.pop()
+        return local.get(key)
+
+    local.put("data", b"value")
+    assert await through_outages(read, "data") == b"value"
+    assert not errors
+
+    monkeypatch.setattr(everburn_store, "OUTAGE_PATIENCE", 0.03)
+    errors[:] = [StoreError("cut off")] * 1000
+    with pytest.raises(StoreError, match="cut off"):
+        await through_outages(read, "data")
+    assert len(errors) > 900
+
+
+async def test_a_corrupt_file_is_read_once(local: ArtifactStore):
+    local.put("data", b"{")
+    reads: list[str] = []
+
+    def read(key: str) -> Any:
+        reads.append(key)
+        return local.get_json(key)
+
+    with pytest.raises(CorruptArtifactError, match="isn't JSON"):
+        await through_outages(read, "data")
+    assert reads == ["data"]
 
 
 def test_a_key_that_is_a_folder_cant_be_read(local: ArtifactStore):

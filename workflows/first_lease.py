@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import CAPACITY, UNAVAILABLE
+    from activities.failure_types import CAPACITY, STORE, UNAVAILABLE
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
     from activities.trainer import TrainerActivities
     from workflows.optimizer_step import save_checkpoint
@@ -23,8 +23,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
 START_PATIENCE = 120.0
-"""Seconds for a service that doesn't answer to be back, before the first session is had: it may be
-starting. A name or address that is wrong isn't waited for any longer."""
+"""Seconds for a service or a store that doesn't answer to be back, before the first session is had:
+it may be starting. A name or address that is wrong isn't waited for any longer."""
+WAITS_FOR = {CAPACITY: "capacity", UNAVAILABLE: "the training service", STORE: "the store"}
+"""What a session is asked for again over; capacity for as long as it takes."""
 
 
 @dataclass
@@ -59,12 +61,11 @@ class FirstLease:
                 await self.trainer.abandon(loss)
                 if self.recovery.is_closed(loss):
                     await self.producer.settle_fatal()
-                elif loss.kind == CAPACITY or (
-                    loss.kind == UNAVAILABLE and workflow.time() < deadline
+                elif loss.kind in WAITS_FOR and (
+                    loss.kind == CAPACITY or workflow.time() < deadline
                 ):
                     # Capacity may take days; nothing is held meanwhile.
-                    what = "capacity" if loss.kind == CAPACITY else "the training service"
-                    state.enter(f"waiting for {what}", f"a trainer session: {loss}")
+                    state.enter(f"waiting for {WAITS_FOR[loss.kind]}", f"a trainer session: {loss}")
                     await workflow.sleep(backoff(attempts))
                     attempts += 1
                 elif state.grant is None or (losses := losses + 1) == MAX_LOSSES:

@@ -135,8 +135,10 @@ class TrainerSession:
         """Execute a mutation on the holder, once.
 
         Raises:
-            LeaseLostError: the lease ended, or the mutation's outcome is in doubt.
-            ActivityError: the trainer refused the request; its state is untouched.
+            LeaseLostError: the lease ended, or the mutation's outcome is in doubt, for the trainer
+                or for the run's folder.
+            ActivityError: the trainer refused the request, and its state is untouched; or what was
+                asked can't be done with what the folder has, by no trainer.
         """
         self.check()
         grant = self._state.grant
@@ -211,7 +213,7 @@ def _provisioning(config: RunConfig) -> ProvisioningWait | None:
 
 
 def _is_refused(cause: BaseException | None) -> bool:
-    """Whether a mutation failed with the trainer's state untouched."""
+    """Whether a mutation failed with nothing in doubt."""
     ended = {TRAINER_STATE_LOST, *LEASE_CLOSED}
     return isinstance(cause, ApplicationError) and cause.type not in ended
 

@@ -80,7 +80,7 @@ class Group(BaseModel):
     version: int
 
 
-def complete_group(
+def judge_group(
     store: ArtifactStore,
     key: GroupKey,
     version: int,
@@ -90,13 +90,12 @@ def complete_group(
     row: Callable[[], dict[str, Any]],
     dynamic_filter: Callable[[Group], bool] | None,
     advantages_of: AdvantageFunction = group_zscore,
-    last_look: Callable[[], None] = lambda: None,
 ) -> GroupManifest:
-    """Decide a group's fate and write its manifest; finds the manifest of an earlier attempt.
+    """Decide a group's fate; finds what an earlier attempt has kept. For a thread: `dynamic_filter`
+    and `advantages_of` may be the user's, and take any time.
 
     outcomes: one per completion, in any order. min_group_size counts surviving completions. last:
-        whether no attempt follows if they are too few. last_look: taken before the manifest is
-        written; raises if nobody waits for it any more.
+        whether no attempt follows if they are too few.
     """
     found = find_group(store, key)
     if found is not None:
@@ -114,7 +113,7 @@ def complete_group(
             row=row(), rewards=rewards, rollouts=[run for _, run in loaded], version=version
         )
         fate = "accepted" if dynamic_filter(group) else "filtered"
-    manifest = GroupManifest(
+    return GroupManifest(
         key=key,
         version=version,
         fate=fate,
@@ -138,14 +137,23 @@ def complete_group(
         ],
         lost=[outcome for outcome in outcomes if outcome.status != "succeeded"],
     )
+
+
+def keep_group(
+    store: ArtifactStore, manifest: GroupManifest, last_look: Callable[[], None] = lambda: None
+) -> GroupManifest:
+    """Write a group's manifest, once; returns the one that is kept, whoever wrote it.
+
+    last_look: taken before it is written; raises if nobody waits for it any more.
+    """
     last_look()
-    store.put_json(group_key(key), manifest.model_dump(mode="json"), once=True)
-    return load_group(store, key)
+    store.put_json(group_key(manifest.key), manifest.model_dump(mode="json"), once=True)
+    return load_group(store, manifest.key)
 
 
 def skip_group(store: ArtifactStore, key: GroupKey, version: int, completions: int) -> None:
     """Write down that a group which failed isn't begun again."""
-    manifest = GroupManifest(
+    skipped = GroupManifest(
         key=key,
         version=version,
         fate="skipped",
@@ -154,7 +162,7 @@ def skip_group(store: ArtifactStore, key: GroupKey, version: int, completions: i
         members=[],
         lost=[],
     )
-    store.put_json(group_key(key), manifest.model_dump(mode="json"), once=True)
+    keep_group(store, skipped)
 
 
 def find_group(store: ArtifactStore, key: GroupKey) -> GroupManifest | None:

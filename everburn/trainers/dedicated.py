@@ -17,7 +17,7 @@ from everburn.config import RunConfig
 from everburn.ledger import AdamParams
 from everburn.provisioning import ResourceRecord, find_resources
 from everburn.refs import RunRef
-from everburn.store import ArtifactStore, when_there_is_space
+from everburn.store import ArtifactStore, StoreError, when_there_is_space
 from everburn.trainers import (
     Snapshot,
     TrainerCapacityError,
@@ -97,6 +97,7 @@ class DedicatedTrainer(ServerlessTrainer):
             TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
                 be unloaded.
             TrainerUnfitError: the run would begin with what others have left on the job.
+            StoreError
         """
         store = ArtifactStore.of(run)
         resources = await asyncio.to_thread(find_resources, store)
@@ -164,7 +165,7 @@ class DedicatedTrainer(ServerlessTrainer):
         except Exception as error:
             if service is not None:
                 service.close()
-            if isinstance(error, TrainerError):
+            if isinstance(error, TrainerError | StoreError):
                 raise
             raise translated(
                 error,

@@ -6,14 +6,13 @@ to what it computed when it was saved. Owns both records. Doesn't own leases (le
 snapshot is served (hotload.py).
 """
 
-import asyncio
 import hashlib
 
 from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
-from everburn.store import ArtifactStore, when_there_is_space
+from everburn.store import ArtifactStore, through_outages
 from everburn.trainers import Trainer, TrainerStateLostError
 from everburn.trainers.agreement import BEFORE_ANY_COMPLETION, LONGEST, mean_gap
 
@@ -63,11 +62,11 @@ def earlier_holders(store: ArtifactStore, job_id: str, epoch: int) -> list[Holde
 async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
     """Keep what the state that has just been saved computes."""
     # In a thread: the run may have tens of thousands of groups, and the loop heartbeats the lease.
-    recorded = await asyncio.to_thread(recorded_tokens, store)
+    recorded = await through_outages(recorded_tokens, store)
     tokens = recorded or BEFORE_ANY_COMPLETION
     (logprobs,) = await trainer.forward([tokens])
     fingerprint = Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs)
-    await when_there_is_space(put_fingerprint, store, fingerprint)
+    await through_outages(put_fingerprint, store, fingerprint)
 
 
 def put_fingerprint(store: ArtifactStore, fingerprint: Fingerprint) -> None:
@@ -80,7 +79,7 @@ async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: 
     Raises:
         TrainerStateLostError: it holds something else.
     """
-    found = await asyncio.to_thread(store.find_json, _key(checkpoint))
+    found = await through_outages(store.find_json, _key(checkpoint))
     if found is None:
         return
     fingerprint = Fingerprint.model_validate(found)

@@ -22,7 +22,7 @@ from everburn.provisioning import (
 )
 from everburn.refs import RunRef
 from everburn.run_folder import run_owner
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, StoreError
 from everburn.trainers import TrainerError, TrainerRejectedError, TrainerUnavailableError
 from everburn.trainers.errors import translated
 
@@ -66,6 +66,7 @@ class RunResources:
             TrainerClosedError: the account may not have it.
             TrainerCapacityError: the control plane has no room for it now.
             TrainerUnavailableError: the control plane can't be reached.
+            StoreError: what the run may have can't be recorded, or looked up.
         """
         with _managers(self._config) as (jobs, deployments):
             for _ in range(LOOKS):
@@ -80,6 +81,7 @@ class RunResources:
 
         Raises:
             TrainerUnavailableError: something couldn't be given back yet; says what, and what was.
+            StoreError: what the run has can't be looked up.
         """
         record = find_resources(self._store)
         if record is None:
@@ -338,10 +340,10 @@ def _managers(
 
 @contextmanager
 def _translated(operation: str, config: RunConfig) -> Iterator[None]:
-    """The SDK's errors as ours: see errors.py."""
+    """The SDK's errors as ours: see errors.py. The store's stay what they are."""
     try:
         yield
-    except TrainerError:
+    except (TrainerError, StoreError):
         raise
     except Exception as error:
         raise translated(error, operation, config.api_key_env, opening=True) from error

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from everburn.publications import StaleEpochError
+from everburn.store import CorruptArtifactError, StoreError
 from everburn.trainers import Trainer, TrainerClosedError, TrainerStateLostError
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class Lease:
     _ended: TrainerStateLostError | None = None
     released: bool = False
     """Whether it ended because the run gave it back."""
+    closed: TrainerClosedError | None = None
+    """Why no other is to be had before a person has mended that, where it ended with this."""
 
     async def once(self, epoch: int, key: OperationKey, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an operation unless it has run or is running; then join it and share its outcome.
@@ -54,6 +57,7 @@ class Lease:
             TrainerStateLostError: the lease has ended, or the operation comes after its step: the
                 server sends activities again that a reset run was waiting for.
             TrainerClosedError: it ends with this: the account may not train.
+            CorruptArtifactError: a file of the run is unusable, for any lease.
         """
         if epoch != self.epoch:
             raise StaleEpochError(f"{key} is for epoch {epoch}; this lease is epoch {self.epoch}")
@@ -113,8 +117,16 @@ class Lease:
             await self.end(error)
             raise
         except TrainerClosedError as error:
+            self.closed = error
             await self.end(TrainerStateLostError(str(error)))
             raise
+        except CorruptArtifactError:
+            raise
+        except StoreError as error:
+            # Whatever the session has done by now, the run's folder doesn't know.
+            lost = TrainerStateLostError(str(error))
+            await self.end(lost)
+            raise lost from error
 
     def _check_order(self, key: OperationKey) -> None:
         if key.operation not in STEPPING:

@@ -10,7 +10,7 @@ import pytest
 from everburn.config import Entrypoint
 from everburn.dataset import write_rows
 from everburn.learning.batch import Batch, InvalidBatchError, Score, prepare_batch
-from everburn.learning.group import GroupManifest, complete_group, load_group
+from everburn.learning.group import GroupManifest, judge_group, keep_group, load_group
 from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import recorded_datums
 from everburn.ledger import PreparedBatch
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> RunRef:
             )
             write_rollout(store, rollout_key(key, completion), record, RolloutRun(segments))
         outcomes = [RolloutOutcome(completion=i, status="succeeded") for i in (0, 1)]
-        complete_group(store, key, 3, outcomes, 1, True, dict, None)
+        keep_group(store, judge_group(store, key, 3, outcomes, 1, True, dict, None))
     return run
 
 

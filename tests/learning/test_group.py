@@ -8,8 +8,9 @@ from everburn.learning.datums import build_datum, group_datums
 from everburn.learning.group import (
     Group,
     GroupManifest,
-    complete_group,
     find_group,
+    judge_group,
+    keep_group,
     load_group,
     skip_group,
 )
@@ -62,7 +63,7 @@ def completed(
             write(store, completion, RolloutRun([a_segment(reward)]))
         status = "dropped" if reward is None else "succeeded"
         outcomes.append(RolloutOutcome(completion=completion, status=status))
-    return complete_group(
+    manifest = judge_group(
         store,
         KEY,
         3,
@@ -72,6 +73,7 @@ def completed(
         lambda: {"a": 47},
         options.get("keep"),  # type: ignore[arg-type]
     )
+    return keep_group(store, manifest)
 
 
 def test_a_rollout_is_read_back_as_it_was_written(store: ArtifactStore) -> None:
@@ -141,8 +143,15 @@ def test_the_filter_sees_the_row_and_decides(store: ArtifactStore) -> None:
 def test_completing_again_finds_what_was_decided(store: ArtifactStore) -> None:
     first = completed(store, [1.0, 0.0])
 
-    assert complete_group(store, KEY, 3, [], 99, True, dict, lambda _: False) == first
+    assert judge_group(store, KEY, 3, [], 99, True, dict, lambda _: False) == first
     assert find_group(store, KEY) == first
+
+
+def test_what_is_kept_first_stays(store: ArtifactStore) -> None:
+    first = completed(store, [1.0, 0.0])
+    late = first.model_copy(update={"fate": "filtered", "rejected": True})
+
+    assert keep_group(store, late) == first
 
 
 def test_a_datum_predicts_each_token_from_those_before() -> None:

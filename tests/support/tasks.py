@@ -1,6 +1,8 @@
 """The user code of scripted runs, named by their configurations."""
 
 import inspect
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 from everburn import RolloutFn, RolloutRun, RolloutSetup
@@ -43,3 +45,12 @@ def keep(group: Any, script: str) -> bool:
     function = scripts[script].keep
     assert function is not None
     return function(group)
+
+
+ended = threading.Event()
+
+
+def never_returns(rewards: Sequence[float]) -> list[float]:
+    """An advantage function that waits until its test has `ended`."""
+    ended.wait()
+    return list(rewards)

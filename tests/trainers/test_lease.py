@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from everburn.publications import StaleEpochError
+from everburn.store import CorruptArtifactError, StoreError
 from everburn.trainers import TrainerRejectedError, TrainerStateLostError
 from everburn.trainers.lease import Lease, OperationKey
 from support.trainer import ScriptedTrainer
@@ -74,11 +75,28 @@ async def test_doubt_ends_the_lease_for_everybody(lease: Lease) -> None:
     assert lease.ended is not None and not lease.released
 
 
-async def test_a_refused_request_leaves_the_lease_as_it_was(lease: Lease) -> None:
+async def test_a_store_that_fails_leaves_doubt(lease: Lease) -> None:
+    """What was applied may not be known to the run's folder."""
+    unrecorded, other = Operation(), Operation()
+    unrecorded.end.set_exception(StoreError("can't write it"))
+    with pytest.raises(TrainerStateLostError, match="can't write it"):
+        await lease.once(2, STEP, unrecorded)
+
+    with pytest.raises(TrainerStateLostError, match="can't write it"):
+        await lease.once(2, OperationKey(1, "publish"), other)
+    assert other.begun == 0
+
+
+@pytest.mark.parametrize(
+    "error", [TrainerRejectedError("no such loss"), CorruptArtifactError("it has changed")]
+)
+async def test_what_no_lease_can_do_leaves_this_one_as_it_was(
+    lease: Lease, error: Exception
+) -> None:
     refused, other = Operation(), Operation()
-    refused.end.set_exception(TrainerRejectedError("no such loss"))
+    refused.end.set_exception(error)
     other.end.set_result("applied")
-    with pytest.raises(TrainerRejectedError):
+    with pytest.raises(type(error)):
         await lease.once(2, STEP, refused)
 
     assert await lease.once(2, OperationKey(1, "publish"), other) == "applied"

@@ -1,6 +1,7 @@
 """A full disk is waited for, for longer than anything that fails is tried again."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from temporalio.common import RetryPolicy
@@ -39,8 +40,14 @@ async def test_a_full_disk_is_waited_for(
     monkeypatch.setattr(train_run, "FULL_WAIT", timedelta(milliseconds=10))
     disk = FullDisk(file, TIMES)
     disk.install(monkeypatch)
+    judged: list[int] = []
+
+    def keep(group: Any) -> bool:
+        judged.append(group.row["row"])
+        return True
+
     run = await start_tuned(
-        Script(play),
+        Script(play, keep=keep),
         rows=1,
         evaluation_dataset={"name": "support.tasks:rows", "kwargs": {"count": 2}},
         on_any_rollout_failure="fail",
@@ -50,6 +57,7 @@ async def test_a_full_disk_is_waited_for(
     assert result.evaluations.keys() == {0, 1}
     assert run.trained == ["0"]
     assert len(run.script.begun) == 2 + 2 * 2, "nothing was done twice"
+    assert judged == [0]
 
 
 async def test_a_rollout_that_finds_no_space_within_its_time_counts_for_nothing(

@@ -1,8 +1,14 @@
 """What becomes of a prompt group: retries, drops, rejection, and errors that end the run."""
 
+import os
+import threading
+from typing import Any
+
 import pytest
 
+from activities import rollouts
 from everburn import RolloutRun, RolloutSample
+from support import tasks
 from support.farm import Start
 from support.script import Draw, Script, one_segment
 from support.waiting import Gate, until
@@ -171,11 +177,52 @@ async def test_a_fatal_error_after_the_batch_is_sealed_lets_the_step_finish(star
     assert run.script.rows_begun == {0, 1}
 
 
-async def test_a_filter_that_fails_ends_the_run_and_is_named(start: Start):
+@pytest.mark.parametrize("error", [ZeroDivisionError("no rewards"), SystemExit("no rewards")])
+async def test_a_filter_that_fails_ends_the_run_and_is_named(start: Start, error: BaseException):
     def keep(group) -> bool:
-        raise ZeroDivisionError("no rewards")
+        raise error
 
     run = await start(Script(keep=keep), rows=1)
     failure = await run.failure()
-    assert failure.type == "ZeroDivisionError"
+    assert failure.type == type(error).__name__
     assert "support.tasks:keep" in failure.message and "row 0" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("support.tasks:keep", {}),
+        ("advantages", {"advantages": {"name": "support.tasks:never_returns"}}),
+    ],
+)
+async def test_a_function_over_a_group_that_never_returns_ends_the_run_and_is_named(
+    start: Start, monkeypatch: pytest.MonkeyPatch, where: str, fields: dict[str, Any]
+):
+    monkeypatch.setattr(rollouts, "JUDGE_TIMEOUT", 0.5)
+    tasks.ended.clear()
+    keep = None if fields else lambda group: tasks.ended.wait()
+    run = await start(Script(keep=keep), rows=1, **fields)
+    failure = await run.failure()
+    tasks.ended.set()
+    assert failure.type == "TimeoutError"
+    assert f"row 0 · {where}: TimeoutError: it hasn't returned within 0.5 s" in failure.message
+
+
+async def test_filters_that_take_long_hold_up_nobody(start: Start):
+    """More of them at once than the shared pool of a worker has threads."""
+    ended = threading.Event()
+    waiting: list[int] = []
+
+    def wait(group) -> bool:
+        waiting.append(group.row["row"])
+        return ended.wait()
+
+    rows = min(32, (os.cpu_count() or 1) + 4) + 1
+    slow = await start(Script(keep=wait), rows=rows, prompt_groups_per_step=rows)
+    try:
+        await until(lambda: len(waiting) == rows, lambda: waiting)
+        other = await start(Script(), rows=1)
+        assert (await other.result()).steps == 1
+    finally:
+        ended.set()
+    assert (await slow.result()).steps == 1

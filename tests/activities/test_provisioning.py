@@ -1,0 +1,78 @@
+"""Errors of the activities that look after a trainer job and a deployment."""
+
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities import provisioning
+from activities.provisioning import ProvisioningActivities
+from everburn.provisioning import RECORD_KEY, find_resources
+from everburn.refs import RunRef
+from everburn.run_folder import CONFIG_KEY
+from everburn.store import ArtifactStore
+from support.emulator import RunningEmulator
+from support.full_disk import FullDisk
+from support.places import Place
+
+
+@pytest.fixture
+async def activities(monkeypatch: pytest.MonkeyPatch) -> ProvisioningActivities:
+    """Of a run that goes on; no server is asked."""
+
+    async def is_open(client: Client, workflow_id: str) -> bool:
+        return True
+
+    monkeypatch.setattr(provisioning, "is_open", is_open)
+    return ProvisioningActivities(await Client.connect("127.0.0.1:1", lazy=True))
+
+
+@pytest.mark.parametrize("activity", ["advance_resources", "clean_up_resources"])
+@pytest.mark.parametrize(
+    ("corrupt", "kind", "final"),
+    [(False, "StoreError", False), (True, "CorruptArtifactError", True)],
+)
+async def test_a_store_that_fails_is_asked_again(
+    tmp_path: Path,
+    activities: ProvisioningActivities,
+    activity: str,
+    corrupt: bool,
+    kind: str,
+    final: bool,
+):
+    """What the run has made costs money until it is given back."""
+    run = RunRef(store=str(tmp_path), id="run")
+    # A folder in the place of a file can't be read.
+    ArtifactStore.of(run).put(CONFIG_KEY if corrupt else f"{CONFIG_KEY}/file", b"{")
+    with pytest.raises(ApplicationError, match=CONFIG_KEY) as caught:
+        await ActivityEnvironment().run(getattr(activities, activity), run)
+    assert (caught.value.type, caught.value.non_retryable) == (kind, final)
+
+
+async def test_a_store_that_fails_is_not_taken_for_the_control_plane(
+    emulator: RunningEmulator, tmp_path: Path, activities: ProvisioningActivities
+):
+    place = Place(emulator, tmp_path)
+    place.store.put(f"{RECORD_KEY}/file", b"")
+    with pytest.raises(
+        ApplicationError, match=r"^StoreError: can't read .*Is a directory"
+    ) as caught:
+        await ActivityEnvironment().run(activities.advance_resources, place.run)
+    assert (caught.value.type, caught.value.non_retryable) == ("StoreError", False)
+
+
+async def test_a_full_disk_is_waited_for(
+    emulator: RunningEmulator,
+    tmp_path: Path,
+    activities: ProvisioningActivities,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    place = Place(emulator, tmp_path)
+    disk = FullDisk(RECORD_KEY, times=10)
+    disk.install(monkeypatch)
+    ready = await ActivityEnvironment().run(activities.advance_resources, place.run)
+    assert ready.stage != "unwanted"
+    assert disk.refused == 10
+    assert find_resources(place.store) is not None

@@ -1,0 +1,54 @@
+"""A disk that fails for a while, for what one kind of activity reads and writes."""
+
+import errno
+import fnmatch
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from temporalio import activity
+
+from everburn import store
+
+
+@dataclass
+class FailingDisk:
+    """Each file whose name ends like `pattern` fails the first time that an activity of the type
+    reads or writes it, in each of them once. times: of how many files; None: of all.
+
+    failed: activity type and file, in their order.
+    """
+
+    activity: str = "*"
+    pattern: str = "*"
+    times: int | None = None
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Below the store's own handling of errors."""
+        write, read = store._write_atomically, LocalFileSystem.cat_file
+
+        def write_if_it_can(path: Path, data: bytes, *, once: bool) -> None:
+            self._fail(str(path))
+            write(path, data, once=once)
+
+        def read_if_it_can(fs: LocalFileSystem, path: str, *args: Any, **kwargs: Any) -> bytes:
+            self._fail(path)
+            found: bytes = read(fs, path, *args, **kwargs)
+            return found
+
+        monkeypatch.setattr(store, "_write_atomically", write_if_it_can)
+        monkeypatch.setattr(LocalFileSystem, "cat_file", read_if_it_can)
+        monkeypatch.setattr(store, "OUTAGE_INTERVAL", 0.01)
+
+    def _fail(self, path: str) -> None:
+        if not activity.in_activity() or len(self.failed) == self.times:
+            return
+        access = activity.info().activity_type, path
+        fits = fnmatch.fnmatch(access[0], self.activity) and fnmatch.fnmatch(path, self.pattern)
+        if fits and access not in self.failed:
+            self.failed.append(access)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)

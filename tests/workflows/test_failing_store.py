@@ -1,0 +1,112 @@
+"""A store that fails under a lease: waited for, and when that is in vain the lease ends."""
+
+import pytest
+
+from everburn import run_folder, store
+from everburn.run_folder import Owner
+from everburn.store import ArtifactStore, StoreError
+from everburn.trainers import TrainerStateLostError
+from support.failing_disk import FailingDisk
+from support.farm import Start
+from support.script import Script
+from workflows import recovery, trainer_lease
+
+MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step")
+
+
+async def test_a_store_that_fails_for_a_while_costs_no_session(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever a mutation or a replay reads or writes, before it sends anything and after."""
+    disks = [FailingDisk(activity) for activity in MUTATIONS]
+    for disk in disks:
+        disk.install(monkeypatch)
+    script = Script()
+    script.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=1)
+    run = await start(script, rows=2)
+    await run.result()
+    assert [entry.epoch for entry in run.ledger] == [1, 2], "lost once, to the service"
+    failed = [{path.rpartition(f"{run.id}/")[2] for _, path in disk.failed} for disk in disks]
+    assert failed[0] >= {
+        "groups/row-000000.0.json",
+        "rollouts/row-000000.0/completion-0.parquet",
+        "steps/000001/epoch-1/submission-0.json",
+        "steps/000001/epoch-1/submission-0-metrics.json",
+    }
+    assert failed[1] >= {"publications/epoch-000001/000001.json"}
+    assert failed[2] >= {"checkpoints/state-0/epoch-000001.json"}
+    assert failed[3] >= {"ledger/000001.json", "steps/000001/epoch-1/submission-0.json"}
+
+
+@pytest.mark.parametrize(
+    ("activity", "file"),
+    [
+        ("forward_backward", "groups/row-000000.0.json"),
+        ("forward_backward", "steps/000001/epoch-1/submission-0-metrics.json"),
+        ("publish", "publications/epoch-000001/000001.json"),
+    ],
+)
+async def test_one_that_fails_for_longer_costs_a_session_and_no_more(
+    start: Start, monkeypatch: pytest.MonkeyPatch, activity: str, file: str
+):
+    """Before anything is sent, once gradients are added up, and after the update."""
+    monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
+    disk = FailingDisk(activity, f"*/{file}", times=1)
+    disk.install(monkeypatch)
+    run = await start(Script(), rows=2)
+    result = await run.result()
+    assert len(disk.failed) == 1
+    assert (result.steps, run.trained) == (2, ["0", "1"])
+    assert [entry.epoch for entry in run.ledger] == [2, 2]
+    again = run.trainer.calls.index("load_checkpoint scripted/state-0")
+    assert "close" in run.trainer.calls[:again]
+    assert run.trainer.calls[again:].count("optim_step") == 2
+
+
+async def test_one_that_fails_in_a_recovery_has_it_begun_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
+    disk = FailingDisk("replay_step", "*/steps/000001/epoch-1/submission-0.json", times=1)
+    disk.install(monkeypatch)
+    script = Script()
+    script.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=1)
+    run = await start(script, rows=2)
+    await run.result()
+    assert len(disk.failed) == 1
+    assert [entry.epoch for entry in run.ledger] == [1, 3]
+
+
+async def test_a_store_without_which_no_session_is_opened_is_waited_for(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recovery, "BACKOFF", (5,))
+    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", 1)
+    script = Script()
+    script.trainer.refuse("open", StoreError("can't read holders: Input/output error"))
+    run = await start_tuned(script, rows=1)
+    waiting = await run.until(phase="waiting for the store")
+    assert waiting.waiting_for == "a trainer session: can't read holders: Input/output error"
+    script.trainer.mend()
+    assert (await run.result()).steps == 1
+
+
+async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """It is known before a session is opened; a session whose holder failed then would live on."""
+    find, failed = run_folder.find_owner, []
+
+    def find_unless_first(store: ArtifactStore) -> Owner | None:
+        found = find(store)
+        if found is not None and not failed:
+            failed.append(found)
+            raise StoreError("can't read the owner: Input/output error")
+        return found
+
+    monkeypatch.setattr(run_folder, "find_owner", find_unless_first)
+    run = await start(Script(), rows=1)
+    await run.result()
+    assert failed
+    assert [entry.epoch for entry in run.ledger] == [1]
+    assert (run.trainer.count("open"), run.trainer.count("close")) == (1, 1)
