@@ -325,10 +325,11 @@ class TrainerActivities:
         from everburn.learning.batch import prepare_batch
         from everburn.refs import decode_groups
         from everburn.run_folder import stored_config
+        from everburn.store import StoreError, through_outages
         from everburn.trainers import TrainerClosedError, TrainerStateLostError
 
         run = order.lease.run
-        entrypoint = (await asyncio.to_thread(stored_config, run)).prepare_batch
+        entrypoint = (await through_outages(stored_config, run)).prepare_batch
         assert entrypoint is not None
         groups = decode_groups(order.groups)
         score = trainer_operations.scoring(lease, asyncio.get_running_loop())
@@ -336,7 +337,7 @@ class TrainerActivities:
             return await prepare_batch(
                 run, order.step, groups, entrypoint, score, self._batch_loop(run)
             )
-        except (TrainerStateLostError, TrainerClosedError):
+        except (TrainerStateLostError, TrainerClosedError, StoreError):
             raise
         except Exception as error:
             where = f"run {run.id} · step {order.step} · {entrypoint.name}"

@@ -50,7 +50,7 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.trainers.finite import require_finite_gradients
 
     run = order.lease.run
-    store, config = ArtifactStore.of(run), await asyncio.to_thread(stored_config, run)
+    store, config = ArtifactStore.of(run), await through_outages(stored_config, run)
     datums = await through_outages(
         prepare_submission,
         store,
@@ -93,7 +93,7 @@ async def publish(lease: "Lease", order: Publish) -> Published:
 
     started = time.monotonic()
     run = order.lease.run
-    store, config = ArtifactStore.of(run), await asyncio.to_thread(stored_config, run)
+    store, config = ArtifactStore.of(run), await through_outages(stored_config, run)
     if not order.current and config.dedicated:
         # A deployment serves one version: older ones go on at the current one.
         return Published(snapshot="", seconds=0.0)
@@ -115,11 +115,11 @@ async def publish(lease: "Lease", order: Publish) -> Published:
 
 async def load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
     from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore
+    from everburn.store import ArtifactStore, through_outages
     from everburn.trainers.fencing import check_fingerprint
 
     run = order.lease.run
-    config = await asyncio.to_thread(stored_config, run)
+    config = await through_outages(stored_config, run)
     await lease.trainer.load_checkpoint(order.path)
     if config.dedicated:
         await check_fingerprint(ArtifactStore.of(run), lease.trainer, order.path)
@@ -131,7 +131,7 @@ async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
     from everburn.store import ArtifactStore, through_outages
     from everburn.trainers.fencing import record_fingerprint
 
-    config = await asyncio.to_thread(stored_config, order.lease.run)
+    config = await through_outages(stored_config, order.lease.run)
     started = time.monotonic()
     path = await lease.trainer.save_checkpoint(order.name)
     checkpoint = Checkpoint(

@@ -6,7 +6,6 @@ and never call the function again. Doesn't own when a batch is sealed (the workf
 pass behind `Batch.logprobs` (trainers/) or datums (datums.py).
 """
 
-import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from everburn.refs import (
     prepared_batch_key,
 )
 from everburn.rollouts import RolloutRun
-from everburn.store import ArtifactStore, when_there_is_space
+from everburn.store import ArtifactStore, through_outages
 from everburn.user_code import LimitedLoop
 
 Score = Callable[[list[list[int]]], Awaitable[list[list[float]]]]
@@ -114,16 +113,17 @@ async def prepare_batch(
     """Call the user's function on the batch, and keep its advantages; or find those that were kept.
 
     user_loop: where the function runs. Its limit isn't that of reading the batch, or of waiting for
-    space in a full store.
+    a store that is full or fails.
 
     Raises:
         EntrypointError, InvalidBatchError, UserCodeStuckError, and whatever the function raises.
+        StoreError: the store failed for long.
     """
     store = ArtifactStore.of(run)
     key = prepared_batch_key(step, groups)
-    if not await asyncio.to_thread(store.exists, key):
+    if not await through_outages(store.exists, key):
         scoring = _Scoring(score)
-        manifests, batch = await asyncio.to_thread(_read_batch, run, step, groups, scoring)
+        manifests, batch = await through_outages(_read_batch, run, step, groups, scoring)
 
         async def compute() -> dict[str, list[Any]]:
             result = call(entrypoint, batch)
@@ -136,8 +136,8 @@ async def prepare_batch(
         finally:
             scoring.check()
         # A concurrent writer of a lease that was given up may come first; its file stays.
-        await when_there_is_space(store.put_table, key, columns, _schema())
-    return await asyncio.to_thread(_prepared, store, key)
+        await through_outages(store.put_table, key, columns, _schema())
+    return await through_outages(_prepared, store, key)
 
 
 def _read_batch(

@@ -3,15 +3,20 @@
 import pytest
 
 from everburn import run_folder, store
+from everburn.learning.batch import Batch
 from everburn.run_folder import Owner
 from everburn.store import ArtifactStore, StoreError
 from everburn.trainers import TrainerStateLostError
 from support.failing_disk import FailingDisk
 from support.farm import Start
 from support.script import Script
-from workflows import recovery, trainer_lease
+from workflows import recovery
 
-MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step")
+MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step", "prepare_batch")
+
+
+def prepare(batch: Batch) -> list[list[list[float]]]:
+    return [[[each.reward] for each in group.completions] for group in batch.groups]
 
 
 async def test_a_store_that_fails_for_a_while_costs_no_session(
@@ -21,7 +26,7 @@ async def test_a_store_that_fails_for_a_while_costs_no_session(
     disks = [FailingDisk(activity) for activity in MUTATIONS]
     for disk in disks:
         disk.install(monkeypatch)
-    script = Script()
+    script = Script(prepare=prepare)
     script.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=1)
     run = await start(script, rows=2)
     await run.result()
@@ -36,11 +41,13 @@ async def test_a_store_that_fails_for_a_while_costs_no_session(
     assert failed[1] >= {"publications/epoch-000001/000001.json"}
     assert failed[2] >= {"checkpoints/state-0/epoch-000001.json"}
     assert failed[3] >= {"ledger/000001.json", "steps/000001/epoch-1/submission-0.json"}
+    assert failed[4] >= {"groups/row-000000.0.json", run.ledger[0].prepared.advantages.key}
 
 
 @pytest.mark.parametrize(
     ("activity", "file"),
     [
+        ("prepare_batch", "groups/row-000000.0.json"),
         ("forward_backward", "groups/row-000000.0.json"),
         ("forward_backward", "steps/000001/epoch-1/submission-0-metrics.json"),
         ("publish", "publications/epoch-000001/000001.json"),
@@ -53,7 +60,7 @@ async def test_one_that_fails_for_longer_costs_a_session_and_no_more(
     monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
     disk = FailingDisk(activity, f"*/{file}", times=1)
     disk.install(monkeypatch)
-    run = await start(Script(), rows=2)
+    run = await start(Script(prepare=prepare), rows=2)
     result = await run.result()
     assert len(disk.failed) == 1
     assert (result.steps, run.trained) == (2, ["0", "1"])
@@ -78,10 +85,9 @@ async def test_one_that_fails_in_a_recovery_has_it_begun_again(
 
 
 async def test_a_store_without_which_no_session_is_opened_is_waited_for(
-    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+    start_tuned: Start, quick_acquisition: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(recovery, "BACKOFF", (5,))
-    monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", 1)
+    monkeypatch.setattr(recovery, "BACKOFF", (0.3,))
     script = Script()
     script.trainer.refuse("open", StoreError("can't read holders: Input/output error"))
     run = await start_tuned(script, rows=1)
