@@ -111,8 +111,9 @@ class TrainerSession:
             self._lose("the lease's workflow was reset")
 
     def on_ended(self, message: LeaseEnded) -> None:
+        """What is known of its end stays: the run may have acted on it already."""
         if message.epoch == self._state.epoch:
-            self._state.lease_end = message
+            self._state.lease_end = self._state.lease_end or message
 
     def on_closed(self) -> None:
         """The lease's workflow is closed, whatever it meant to say."""
