@@ -248,6 +248,7 @@ def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> No
     assert metrics(stack.folder) == found
 
 
+@pytest.mark.chaos  # a whole run
 def test_a_step_without_spread_is_an_error_where_an_update_is_required(stack: Everburn) -> None:
     code, text = train(stack, "required", FLAT, "--require-update", out="required-out")
     assert code == 1

@@ -5,6 +5,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from everburn.controls import ending_of
 from everburn.emulator import base_model
 from everburn.refs import RunRef
@@ -113,6 +115,7 @@ def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) ->
     assert everburn.processes() == []
 
 
+@pytest.mark.chaos  # a second stack, and two interrupts: a minute
 def test_the_second_interrupt_leaves_the_run_and_says_how_to_reach_it(everburn: Everburn) -> None:
     path = sums(everburn, evaluation="sums:evaluate")
     run = everburn.start("run", path, "--id", "slow", *free_ports())

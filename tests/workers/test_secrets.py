@@ -81,6 +81,7 @@ def test_a_planted_key_leaves_no_trace(folder: Path, emulator: RunningEmulator) 
     check_no_trace(folder, done, failed)
 
 
+@pytest.mark.chaos  # two whole runs of its own, by the code that the other one shows at work
 def test_a_planted_key_leaves_no_trace_of_dedicated_training(
     folder: Path, emulator: RunningEmulator
 ) -> None:
