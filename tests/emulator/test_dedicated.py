@@ -106,10 +106,20 @@ class Stage:
 
     def load(self, identity: str, previous: str | None = None, patience: float = PATIENCE) -> bool:
         metadata = {"previous_snapshot_identity": previous, "compression_format": "arc_v2"}
-        self.deployments.hotload(self.deployment, TINY, identity, metadata if previous else None)
+        wait_for(lambda: self._take(identity, metadata if previous else None))
         return self.deployments.wait_for_hotload(
             self.deployment, TINY, identity, timeout_seconds=patience, poll_interval=0.1
         )
+
+    def _take(self, identity: str, metadata: dict[str, str | None] | None) -> bool:
+        """Whether the deployment takes the order: it may not be up yet."""
+        try:
+            self.deployments.hotload(self.deployment, TINY, identity, metadata)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 425:
+                raise
+            return False
+        return True
 
     def serving(self) -> str | None:
         status = self.deployments.hotload_check_status(self.deployment, TINY)
