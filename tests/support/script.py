@@ -1,13 +1,14 @@
 """Scripts: what the rollouts and the trainer of one run do, decided by its test."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from everburn import RolloutRun, RolloutSample
 from everburn.sampling import current_scope
 from support.trainer import ScriptedTrainer
+from support.waiting import Gate
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ rollout worker's user loop."""
 async def spread(draw: Draw) -> float:
     """Completions of a row get different rewards: there is something to learn from each."""
     return float(draw.completion)
+
+
+def behind(gates: Mapping[int, Gate]) -> Play:
+    """As `spread`; completions of these rows wait at their gate before."""
+
+    async def play(draw: Draw) -> float:
+        if draw.row in gates:
+            await gates[draw.row].passed()
+        return await spread(draw)
+
+    return play
 
 
 @dataclass

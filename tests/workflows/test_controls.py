@@ -21,7 +21,7 @@ from everburn.refs import RunRef
 from everburn.steps import StepOutcome
 from everburn.trainers import TrainerRejectedError
 from support.farm import Run, Start
-from support.script import Draw, Script, spread
+from support.script import Draw, Script, behind, spread
 from support.waiting import Gate, until
 from workflows.train_run import TrainRun
 
@@ -78,13 +78,7 @@ async def test_changes_apply_from_the_next_step_and_are_part_of_the_ledger(start
 
 async def test_changes_apply_to_the_batch_that_is_being_collected(start: Start):
     gate = Gate()
-
-    async def play(draw: Draw) -> float:
-        if draw.row == 1:
-            await gate.passed()
-        return await spread(draw)
-
-    run = await start(Script(play), rows=2, learning_rate=0.5)
+    run = await start(Script(behind({1: gate})), rows=2, learning_rate=0.5)
     await run.until(step=1, groups_in_flight=1)
     await run.handle.execute_update(TrainRun.reconfigure, {"learning_rate": 0.25})
     gate.open()
@@ -190,13 +184,7 @@ async def test_a_wider_window_is_used_at_once(start: Start):
 
 async def test_a_checkpoint_is_saved_when_it_is_asked_for(start: Start):
     gate = Gate()
-
-    async def play(draw: Draw) -> float:
-        if draw.row == 1:
-            await gate.passed()
-        return await spread(draw)
-
-    run = await start(Script(play), rows=2)
+    run = await start(Script(behind({1: gate})), rows=2)
     await run.until(step=1, groups_in_flight=1)
     answer: object = await run.handle.execute_update(TrainRun.checkpoint)
     assert answer == "scripted/state-1"
@@ -209,13 +197,7 @@ async def test_a_checkpoint_is_saved_when_it_is_asked_for(start: Start):
 
 async def test_a_checkpoint_that_was_asked_for_is_timed_also_where_no_step_follows(start: Start):
     gate = Gate()
-
-    async def play(draw: Draw) -> float:
-        if draw.row == 1:
-            await gate.passed()
-        return await spread(draw)
-
-    run = await start(Script(play), rows=2)
+    run = await start(Script(behind({1: gate})), rows=2)
     await run.until(step=1, groups_in_flight=1)
     await run.handle.execute_update(TrainRun.checkpoint)
     await run.handle.signal(TrainRun.stop)
@@ -228,13 +210,7 @@ async def test_a_checkpoint_that_was_asked_for_is_timed_also_where_no_step_follo
 
 async def test_a_checkpoint_that_cannot_be_saved_is_not_answered_with_an_older_one(start: Start):
     gate = Gate()
-
-    async def play(draw: Draw) -> float:
-        if draw.row == 1:
-            await gate.passed()
-        return await spread(draw)
-
-    script = Script(play)
+    script = Script(behind({1: gate}))
     script.trainer.fail_once("save_checkpoint state-1", TrainerRejectedError("the disk is full"))
     run = await start(script, rows=2)
     await run.until(step=1, groups_in_flight=1)
