@@ -192,7 +192,8 @@ async def test_looks_become_rarer_as_long_as_nothing_moves(start_tuned: Start):
         return await spread(draw)
 
     run = await start_tuned(Script(play), rows=1)
-    await until(lambda: looks(run, 4))
+    # Pauses grow once the standstill is longer than four of them.
+    await until(lambda: looks(run, 8))
     history = await run.handle.fetch_history()
     started = [event.timer_started_event_attributes for event in history.events]
     rests = [timer.start_to_fire_timeout.ToTimedelta() for timer in started if timer.timer_id]
