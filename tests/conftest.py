@@ -20,8 +20,18 @@ if TYPE_CHECKING:
     from support.command_line import Everburn
     from support.emulator import RunningEmulator
 
+HERE = Path(__file__).parent
 ENDING = pytest.StashKey[int]()
 """The exit code of the session."""
+LONG_LIVED = frozenset({"backends", "chaos", "workflows"})
+"""Folders whose workers and stacks live longer than a test: all their tests share an event loop."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        if folder in LONG_LIVED and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest.hookimpl(trylast=True)

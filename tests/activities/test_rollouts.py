@@ -17,7 +17,7 @@ from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
 from everburn.failures import SnapshotGoneError
 from everburn.refs import GroupKey, RolloutOutcome, RunRef
-from support.script import Draw
+from support.script import Draw, spread
 from support.scripted_run import scripted_run
 
 WHERE = "run scripted · row 0 · completion 1"
@@ -114,16 +114,17 @@ async def test_the_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Pa
     assert caught.value.details == (RowsFailed(failed=1),)
 
 
+def run_of_code(folder: Path, module: str, code: str, **fields: Any) -> RunRef:
+    """A run whose rollout function this code makes."""
+    (folder / f"{module}.py").write_text(code)
+    return scripted_run(folder, spread, rollout=f"{module}:make_rollout_fn", **fields)
+
+
 async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_failed_of(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "asks_a_service.py").write_text("raise ConnectionRefusedError('no database')")
     monkeypatch.syspath_prepend(tmp_path)
-
-    async def play(draw: Draw) -> float:
-        return 1.0
-
-    run = scripted_run(tmp_path, play, rollout="asks_a_service:make_rollout_fn")
+    run = run_of_code(tmp_path, "asks_a_service", "raise ConnectionRefusedError('no database')")
     failure = await worker.failure(run)
     assert failure.type == WORKER_UNFIT and "no database" in failure.message
 
@@ -149,19 +150,10 @@ async def test_the_rollout_function_is_made_once_on_the_loop_it_runs_on(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a client that belongs to a loop can be made, and is closed with it."""
-    (tmp_path / "needs_a_loop.py").write_text(NEEDS_A_LOOP)
     (tmp_path / "rows.jsonl").write_text("{}\n")
     monkeypatch.syspath_prepend(tmp_path)
-
-    async def play(draw: Draw) -> float:
-        return 1.0
-
-    run = scripted_run(
-        tmp_path,
-        play,
-        rollout="needs_a_loop:make_rollout_fn",
-        dataset=str(tmp_path / "rows.jsonl"),
-    )
+    rows = str(tmp_path / "rows.jsonl")
+    run = run_of_code(tmp_path, "needs_a_loop", NEEDS_A_LOOP, dataset=rows)
     assert (await worker.prepare_task(run)).rows == 1
     assert (await worker.rollout(run)).status == "succeeded"
     assert len(importlib.import_module("needs_a_loop").made) == 1
@@ -170,13 +162,8 @@ async def test_the_rollout_function_is_made_once_on_the_loop_it_runs_on(
 async def test_a_rollout_function_that_cant_be_made_fails_the_preparation_for_good(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "wants_more.py").write_text("def make_rollout_fn(setup): setup.extras['model']")
     monkeypatch.syspath_prepend(tmp_path)
-
-    async def play(draw: Draw) -> float:
-        return 1.0
-
-    run = scripted_run(tmp_path, play, rollout="wants_more:make_rollout_fn")
+    run = run_of_code(tmp_path, "wants_more", "def make_rollout_fn(setup): setup.extras['model']")
     with pytest.raises(ApplicationError, match="'model'") as caught:
         await worker.prepare_task(run)
     assert caught.value.type == "KeyError" and caught.value.non_retryable

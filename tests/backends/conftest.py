@@ -4,7 +4,6 @@ They are as in production, but for how often a lease looks for its job and deplo
 emulator are there at once.
 """
 
-import asyncio
 import contextlib
 import itertools
 import time
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import ApplicationError
+from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError
 
 from activities.rollouts import RolloutActivities
@@ -25,16 +23,15 @@ from everburn.backends import EMULATOR_URL_ENV, on_shared_emulator
 from everburn.checkpoints import find_checkpoint
 from everburn.emulator.base_model import TINY
 from everburn.emulator.checkpoints import weights_digest
-from everburn.ledger import LedgerEntry, read_ledger
 from everburn.provisioning import ResourceRecord, find_resources
 from everburn.refs import RunRef
 from everburn.run_folder import stored_config
-from everburn.store import ArtifactStore
 from everburn.trainers.serverless import ServerlessTrainer
 from everburn.verification import Verified, verify
 from support.emulator import RunningEmulator, running_emulator
 from support.farm import register_namespace, shared_workflow_modules
 from support.histories import check_payloads, replay, run_histories
+from support.runs import StartedRun
 from support.waiting import until
 from workers.plugin import everburn_plugin
 from workers.processes import orchestrator, rollout_worker, trainer_worker
@@ -43,34 +40,17 @@ from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
 
-HERE = Path(__file__).parent
 NAMESPACE = "backends"
-PATIENCE = 90.0
 _numbers = itertools.count(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Workers live longer than a test, so all tests share their event loop.
-    for item in items:
-        if item.path.is_relative_to(HERE) and item.get_closest_marker("asyncio"):
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-
-
 @dataclass
-class Run:
+class Run(StartedRun):
     """A run, as its test sees it."""
 
-    ref: RunRef
-    handle: WorkflowHandle[Any, RunResult]
     service: "Service"
 
-    @property
-    def store(self) -> ArtifactStore:
-        return ArtifactStore.of(self.ref)
-
-    @property
-    def ledger(self) -> list[LedgerEntry]:
-        return read_ledger(self.store)
+    patience = 90.0
 
     @property
     def rewards(self) -> list[float]:
@@ -83,24 +63,6 @@ class Run:
         assert found is not None
         return found
 
-    async def result(self) -> RunResult:
-        try:
-            return await asyncio.wait_for(self.handle.result(), PATIENCE)
-        except TimeoutError:
-            raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
-
-    async def failure(self) -> ApplicationError:
-        with pytest.raises(WorkflowFailureError) as caught:
-            await self.result()
-        assert isinstance(caught.value.cause, ApplicationError)
-        return caught.value.cause
-
-    async def status(self) -> Status:
-        return await self.handle.query(TrainRun.status)
-
-    async def until_step(self, step: int) -> None:
-        await until(lambda: len(self.ledger) >= step, lambda: f"for step {step}", PATIENCE)
-
     async def until_waiting_for(self, text: str) -> Status:
         """The status once it says that the run waits for this."""
         seen: list[Status] = []
@@ -109,7 +71,7 @@ class Run:
             seen[:] = [await self.status()]
             return text in seen[0].waiting_for
 
-        await until(says, lambda: f"to wait for {text!r}, and the status is {seen}", PATIENCE)
+        await until(says, lambda: f"to wait for {text!r}, and the status is {seen}", self.patience)
         return seen[0]
 
     def state_at(self, step: int) -> tuple[str, str]:

@@ -1,22 +1,12 @@
 """One stack for all chaos tests, and the troubles and runs of each."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from benchmarks.processes import Stack
 from chaos.harness import Chaos, open_stack, process_command
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The stack lives longer than a test, so all tests share its event loop.
-    for item in items:
-        if item.path.is_relative_to(HERE) and item.get_closest_marker("asyncio"):
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -20,17 +20,15 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from benchmarks import tiny_task
 from benchmarks.audit import audit, check_no_session_lives
-from benchmarks.processes import ROOT, Death, Stack, result_of, stack
+from benchmarks.processes import ROOT, Death, Stack, stack
 from benchmarks.tiny_task import Execution, read_executions
 from chaos.kill_points import FOLDER, Plan, sessions_of_the_dead, write_plan
 from everburn.emulator.unknowns import WORST
-from everburn.learning.group import GroupManifest
-from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import ROWS_KEY, RunRef
-from everburn.store import ArtifactStore
 from everburn.verification import Verified
+from support.runs import StartedRun
 from support.waiting import until
-from workflows.messages import RunResult, Status
+from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.train_run import TrainRun
 
@@ -54,58 +52,20 @@ class Trouble:
 
 
 @dataclass
-class Run:
+class Run(StartedRun):
     """A run of the tiny task, as its test sees it."""
 
-    ref: RunRef
-    handle: WorkflowHandle[Any, RunResult]
     executed: Path
 
-    @property
-    def store(self) -> ArtifactStore:
-        return ArtifactStore.of(self.ref)
-
-    @property
-    def ledger(self) -> list[LedgerEntry]:
-        return read_ledger(self.store)
+    patience = PATIENCE
 
     @property
     def executions(self) -> list[Execution]:
         return list(read_executions(self.executed))
 
-    async def result(self, patience: float = PATIENCE) -> RunResult:
-        try:
-            return await result_of(self.handle, patience)
-        except TimeoutError:
-            raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
-
-    async def status(self) -> Status:
-        return await self.handle.query(TrainRun.status)
-
-    @property
-    def groups(self) -> list[GroupManifest]:
-        """All completed groups."""
-        found = self.store.keys("groups")
-        return [GroupManifest.model_validate(self.store.get_json(key)) for key in found]
-
-    async def until(self, **fields: Any) -> Status:
-        """The status as soon as it has these fields."""
-        seen: list[Status] = []
-
-        async def holds() -> bool:
-            seen[:] = [await self.status()]
-            return all(getattr(seen[0], name) == value for name, value in fields.items())
-
-        await until(holds, lambda: f"for {fields}, and the status is {seen}", PATIENCE)
-        return seen[0]
-
     async def until_rows(self) -> None:
         """Return once the task has been prepared."""
         await until(lambda: self.store.exists(ROWS_KEY), lambda: "for the task", PATIENCE)
-
-    async def until_step(self, step: int) -> None:
-        """Return once a step has been committed."""
-        await until(lambda: len(self.ledger) >= step, lambda: f"for step {step}", PATIENCE)
 
 
 @dataclass

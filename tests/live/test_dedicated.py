@@ -201,18 +201,13 @@ async def test_a_submission_that_is_sent_twice(
 ) -> None:
     """(a) Everburn compares counts where the trainer tells them, and relies on nothing else."""
     place.set(applies_repetitions=bool(worst))
-    norms: list[float] = []
     async with place.model() as trainer:
         wire = Wire(place.endpoint, place.key, trainer._client.model_id)
-        for submissions, seq_id in ((1, 1), (2, 3)):
-            requests = [await wire.submit_gradient(seq_id) for _ in range(submissions)]
-            for each in requests:
-                await wire.result(each)
-            stepped = await wire.result(await wire.submit_step(seq_id + 1))
-            assert "error" not in stepped, stepped
-            norms.append(stepped["metrics"]["grad_norm"])
-            told = stepped["metrics"].get("accumulated", "not told")
-            answer(f"(a) {submissions} submissions of one seq_id, as counted by the trainer", told)
+        steps, _ = await wire.one_and_two_submissions()
+    for submissions, told in enumerate(steps, start=1):
+        counted = told.get("accumulated", "not told")
+        answer(f"(a) {submissions} submissions of one seq_id, as counted by the trainer", counted)
+    norms = [float(told["grad_norm"]) for told in steps]
     applied = norms[1] / norms[0]
     answer("(a) two submissions of one seq_id on a job are applied", f"{applied:.2f} times")
     if worst is not None:

@@ -65,14 +65,8 @@ async def test_a_submission_that_is_sent_twice(
         request.addfinalizer(emulator.mend)
         emulator.admin("POST", "unknowns", {"applies_repetitions": worst})
     wire = Wire(training_url(config), api_key(config), trainer._client.model_id)
-    norms: list[float | None] = []
-    for submissions, seq_id in ((1, 1), (2, 3)):
-        requests = [await wire.submit_gradient(seq_id) for _ in range(submissions)]
-        for each in requests:
-            await wire.result(each)
-        stepped = await wire.result(await wire.submit_step(seq_id + 1))
-        assert "error" not in stepped, stepped
-        norms.append(stepped.get("metrics", {}).get("grad_norm"))
+    steps, requests = await wire.one_and_two_submissions()
+    norms: list[float | None] = [told.get("grad_norm") for told in steps]
     one, two = norms
     applied = two / one if one and two else None
     answer("(a) two submissions of one seq_id are applied so many times", applied or norms)

@@ -61,6 +61,20 @@ class Wire:
             grad_accumulation_normalization="none",
         )
 
+    async def one_and_two_submissions(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """What optimizer steps tell of a gradient that was submitted once, and then of one that was
+        submitted twice under one seq_id; and the request ids of the latter."""
+        steps: list[dict[str, Any]] = []
+        requests: list[str] = []
+        for submissions, seq_id in ((1, 1), (2, 3)):
+            requests = [await self.submit_gradient(seq_id) for _ in range(submissions)]
+            for each in requests:
+                await self.result(each)
+            stepped = await self.result(await self.submit_step(seq_id + 1))
+            assert "error" not in stepped, stepped
+            steps.append(stepped.get("metrics", {}))
+        return steps, requests
+
     async def submit(self, operation: str, seq_id: int, **fields: Any) -> str:
         """Raises httpx.HTTPStatusError where the request is refused at once."""
         body = fields | {"model_id": self._model, "seq_id": seq_id}

@@ -4,7 +4,6 @@ The Temporal server, the workers and the workflows are the real ones. A farm's r
 workers and are told apart by their ids; what happens in each is up to its Script.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -21,10 +20,8 @@ from google.protobuf.duration_pb2 import Duration
 from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import (
     Client,
-    WorkflowFailureError,
     WorkflowHandle,
 )
-from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
 from temporalio.service import RPCError
 from temporalio.worker import Worker, WorkerConfig, WorkflowRunner
@@ -35,20 +32,17 @@ from activities.rollouts import RolloutActivities
 from activities.trainer import TrainerActivities, open_session
 from everburn import metrics
 from everburn.config import RunConfig
-from everburn.learning.group import GroupManifest
-from everburn.ledger import LedgerEntry, read_ledger
 from everburn.refs import RunRef
 from everburn.run_folder import configured
-from everburn.store import ArtifactStore
 from everburn.trainers import Trainer
+from support.runs import StartedRun
 from support.script import Script, scripts
 from support.trainer import ScriptedTrainer
-from support.waiting import PATIENCE, until
 from workers import processes
 from workers.plugin import everburn_plugin
 from workers.processes import orchestrator, rollout_worker, trainer_worker
 from workers.resume import rebuilt_state
-from workflows.messages import RunResult, Status
+from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.state import RunState
 from workflows.train_run import TrainRun
@@ -60,17 +54,14 @@ _numbers = itertools.count(1)
 
 
 @dataclass
-class Run:
+class Run(StartedRun):
     """A run of the farm, as its test sees it."""
 
-    id: str
     script: Script
-    store: ArtifactStore
-    handle: WorkflowHandle[Any, RunResult]
 
     @property
-    def ref(self) -> RunRef:
-        return RunRef(store=self.store.folder.removesuffix(f"/{self.id}"), id=self.id)
+    def id(self) -> str:
+        return self.ref.id
 
     @property
     def trainer(self) -> ScriptedTrainer:
@@ -82,51 +73,10 @@ class Run:
         assert self.handle.first_execution_run_id is not None
         return self.handle.first_execution_run_id
 
-    async def result(self) -> RunResult:
-        try:
-            return await asyncio.wait_for(self.handle.result(), PATIENCE)
-        except TimeoutError:
-            raise AssertionError(f"the run doesn't end: {await self.status()!r}") from None
-
-    async def failure(self) -> ApplicationError:
-        """Why the run failed."""
-        try:
-            result = await self.result()
-        except WorkflowFailureError as error:
-            assert isinstance(error.cause, ApplicationError)
-            return error.cause
-        raise AssertionError(f"the run should have failed, and came to {result!r}")
-
-    async def status(self) -> Status:
-        return await self.handle.query(TrainRun.status)
-
-    async def until(self, **fields: Any) -> Status:
-        """The status as soon as it has these fields."""
-        seen: list[Status] = []
-
-        async def holds() -> bool:
-            seen[:] = [await self.status()]
-            return all(getattr(seen[0], name) == value for name, value in fields.items())
-
-        await until(holds, lambda: f"for {fields}, and the status is {seen}")
-        return seen[0]
-
-    @property
-    def ledger(self) -> list[LedgerEntry]:
-        return read_ledger(self.store)
-
     @property
     def trained(self) -> list[str]:
         """The groups of all committed steps."""
         return [group for entry in self.ledger for group in entry.groups]
-
-    @property
-    def groups(self) -> list[GroupManifest]:
-        """All completed groups."""
-        return [
-            GroupManifest.model_validate(self.store.get_json(key))
-            for key in self.store.keys("groups")
-        ]
 
     def metrics(self, stream: str = metrics.STEP_STREAM) -> list[dict[str, Any]]:
         """The records of a stream, in order, each with what was added to it."""
@@ -162,7 +112,7 @@ class Farm:
         handle: WorkflowHandle[Any, RunResult] = await self.client.start_workflow(
             TrainRun.run, args=args, id=ref.id, task_queue=ORCHESTRATOR_QUEUE
         )
-        run = Run(ref.id, script, ArtifactStore.of(ref), handle)
+        run = Run(ref, handle, script)
         self.runs.append(run)
         return run
 

@@ -17,15 +17,7 @@ from support.script import Script
 from workers import processes
 from workflows import trainer_lease
 
-HERE = Path(__file__).parent
 QUICK_THROTTLE = timedelta(seconds=0.1)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Workers live longer than a test, so all tests share their event loop.
-    for item in items:
-        if item.path.is_relative_to(HERE) and item.get_closest_marker("asyncio"):
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -10,7 +10,6 @@ from everburn.trainers import TrainerStateLostError
 from support.failing_disk import FailingDisk
 from support.farm import Start
 from support.script import Script
-from workflows import recovery
 
 MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step", "prepare_batch")
 
@@ -82,19 +81,6 @@ async def test_one_that_fails_in_a_recovery_has_it_begun_again(
     await run.result()
     assert len(disk.failed) == 1
     assert [entry.epoch for entry in run.ledger] == [1, 3]
-
-
-async def test_a_store_without_which_no_session_is_opened_is_waited_for(
-    start_tuned: Start, quick_acquisition: None, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(recovery, "BACKOFF", (0.3,))
-    script = Script()
-    script.trainer.refuse("open", StoreError("can't read holders: Input/output error"))
-    run = await start_tuned(script, rows=1)
-    waiting = await run.until(phase="waiting for the store")
-    assert waiting.waiting_for == "a trainer session: can't read holders: Input/output error"
-    script.trainer.mend()
-    assert (await run.result()).steps == 1
 
 
 async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(

@@ -8,6 +8,7 @@ from temporalio import activity
 from temporalio.common import RetryPolicy
 
 from activities import heartbeats
+from everburn.store import StoreError
 from everburn.trainers import (
     KeyRefusedError,
     QuotaExceededError,
@@ -244,15 +245,27 @@ async def test_a_refused_request_ends_the_run_before_its_batch_is_full(start: St
     never.open()
 
 
-async def test_a_service_that_is_starting_is_waited_for(
-    start_tuned: Start, quick_acquisition: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failure", "awaited"),
+    [
+        (TrainerUnavailableError("nothing answers"), "the training service"),
+        (StoreError("can't read holders: Input/output error"), "the store"),
+    ],
+    ids=["service", "store"],
+)
+async def test_a_service_or_a_store_that_is_starting_is_waited_for(
+    start_tuned: Start,
+    quick_acquisition: None,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    awaited: str,
 ):
     monkeypatch.setattr(recovery, "BACKOFF", (0.3,))
     script = Script()
-    script.trainer.refuse("open", TrainerUnavailableError("nothing answers"))
+    script.trainer.refuse("open", failure)
     run = await start_tuned(script, rows=1)
-    waiting = await run.until(phase="waiting for the training service")
-    assert waiting.waiting_for == "a trainer session: nothing answers"
+    waiting = await run.until(phase=f"waiting for {awaited}")
+    assert waiting.waiting_for == f"a trainer session: {failure}"
     script.trainer.mend()
     assert (await run.result()).steps == 1
 

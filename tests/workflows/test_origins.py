@@ -1,18 +1,12 @@
-"""What a run starts from and what it leaves: checkpoints, adapters, a promoted model."""
-
-import pytest
+"""What a run starts from and what it leaves: checkpoints and adapters."""
 
 from everburn.checkpoints import find_checkpoint
 from everburn.trainers import (
-    ModelIdTakenError,
-    PromotionError,
-    PromotionRefusedError,
     TrainerRejectedError,
     TrainerStateLostError,
 )
 from support.farm import Start
 from support.script import Script
-from workflows import recovery
 
 ELSEWHERE = "acme/run-" + "0123456789abcdef" * 2 + "/state-7"
 
@@ -97,69 +91,3 @@ async def test_a_final_state_that_cannot_be_saved_fails_the_run_and_says_what_is
     assert failure.type == "CheckpointFailed"
     assert "the disk is full" in failure.message and "everburn resume" in failure.message
     assert [entry.step for entry in run.ledger] == [1]
-
-
-async def test_the_final_policy_is_promoted_while_its_session_lives(start: Start):
-    run = await start(Script(), rows=2, output_model_id="my-model")
-    result = await run.result()
-    assert result.model == "accounts/scripted/models/my-model"
-    assert run.trainer.calls[-2:] == ["promote policy-0002-e1 my-model", "close"]
-
-
-async def test_a_failed_promotion_is_tried_again(
-    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(recovery, "BACKOFF", (0,))
-    script = Script()
-    script.trainer.fail_once("promote", PromotionError("503"))
-    run = await start_tuned(script, rows=1, output_model_id="my-model")
-    result = await run.result()
-    assert result.model == "accounts/scripted/models/my-model"
-    # The first may have been applied unseen.
-    assert run.trainer.calls[-2] == "promote policy-0001-e1 my-model again"
-
-
-async def test_a_refused_promotion_has_made_no_model(
-    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
-):
-    """One that is there at the next attempt is somebody else's."""
-    monkeypatch.setattr(recovery, "BACKOFF", (0,))
-    script = Script()
-    script.trainer.fail_once("promote", PromotionRefusedError("400"))
-    run = await start_tuned(script, rows=1, output_model_id="my-model")
-    await run.result()
-    assert run.trainer.calls[-3:] == 2 * ["promote policy-0001-e1 my-model"] + ["close"]
-
-
-async def test_an_id_that_is_taken_is_asked_for_once(start: Start):
-    script = Script()
-    script.trainer.refuse("promote", ModelIdTakenError("model my-model exists already"))
-    run = await start(script, rows=1, output_model_id="my-model")
-    failure = await run.failure()
-    assert failure.type == "PromotionFailed"
-    assert "exists already" in failure.message
-    assert "--set output_model_id=ID" in failure.message
-    assert run.trainer.count("promote") == 1
-
-
-async def test_a_promotion_that_fails_for_good_leaves_a_run_that_can_be_resumed(
-    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(recovery, "BACKOFF", (0,))
-    script = Script()
-    script.trainer.refuse("promote", PromotionError("model my-model exists already"))
-    run = await start_tuned(script, rows=1, output_model_id="my-model")
-    failure = await run.failure()
-    assert failure.type == "PromotionFailed"
-    assert "exists already" in failure.message and "everburn resume" in failure.message
-    assert (await run.status()).checkpoint == "scripted/state-1"
-    assert run.trainer.calls[-1] == "close"
-
-
-async def test_a_promotion_whose_session_is_lost_goes_on_in_the_next(start: Start):
-    script = Script()
-    script.trainer.fail_once("promote", TrainerStateLostError("the session expired"))
-    run = await start(script, rows=1, output_model_id="my-model")
-    result = await run.result()
-    assert result.model == "accounts/scripted/models/my-model"
-    assert run.trainer.calls[-2] == "promote policy-0001-e2 my-model again"
