@@ -22,6 +22,8 @@ from workers.temporal_server import find_binary
 
 POLL = 0.1
 FOLLOW_POLL = 0.5
+STAY_TIMEOUT = 10.0
+"""Seconds for the supervisor to write down whether it stays: it does so at once where it can."""
 OTHERS_TIMEOUT = 2.0
 """Seconds after which a supervisor that doesn't stop has other users."""
 
@@ -40,7 +42,9 @@ class Stack:
         self.started_here = own
         self._lock = lock
         self._log = folder.log("stack")
-        self._told = self._log.stat().st_size
+        # Somebody may have deleted it to make room.
+        self._told = self._log.stat().st_size if self._log.exists() else 0
+        self._told_of_its_end = False
 
     @classmethod
     def attach(cls, root: Path, ports: PortWishes, say: Say) -> "Stack":
@@ -66,11 +70,24 @@ class Stack:
         return self.state.lives
 
     def news(self) -> list[str]:
-        """What the supervisor has said since it was asked last."""
-        with self._log.open("rb") as log:
-            log.seek(self._told)
-            *lines, rest = log.read().split(b"\n")
-            self._told = log.tell() - len(rest)
+        """What the supervisor has said since it was asked last; once, that it is gone."""
+        lines = self._said()
+        if not self._told_of_its_end and not self.lives:
+            self._told_of_its_end = True
+            lines.append(
+                "the local stack's supervisor is gone: what ends isn't started again; interrupt, "
+                "and go on with `everburn resume RUN`"
+            )
+        return lines
+
+    def _said(self) -> list[str]:
+        try:
+            with self._log.open("rb") as log:
+                log.seek(self._told)
+                *lines, rest = log.read().split(b"\n")
+                self._told = log.tell() - len(rest)
+        except OSError:
+            return []
         return [line.decode(errors="replace") for line in lines]
 
     def description(self) -> list[str]:
@@ -92,7 +109,7 @@ class Stack:
             UserError: it is gone.
         """
         while self.lives:
-            for line in self.news():
+            for line in self._said():
                 say(line)
             time.sleep(FOLLOW_POLL)
         raise UserError(f"the local stack has ended: see {self._shown(self._log)}")
@@ -122,15 +139,21 @@ class Stack:
         supervisor = self.state.supervisor.process
         if supervisor is not None:
             supervisor.send_signal(signal.SIGUSR1 if stays else signal.SIGUSR2)
+        deadline = time.monotonic() + STAY_TIMEOUT
         while (state := self.folder.find()) is not None and state.stays != stays:
+            if time.monotonic() > deadline:
+                return
             time.sleep(POLL)
 
     def detach(self) -> None:
         """Let go, and wait until the stack is down, unless others use it."""
         self._lock.close()
         if not self.lives:
-            # It was killed; its services must not outlive it.
-            end_leftovers(self.folder.last() or self.state)
+            # It was killed; its services must not outlive it. Those of a stack that another
+            # command has started here since aren't its services.
+            left = self.folder.last() or self.state
+            if not left.lives:
+                end_leftovers(left)
             return
         asked = time.monotonic()
         while (state := self.folder.find()) is not None:

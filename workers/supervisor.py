@@ -16,6 +16,7 @@ that starts a stack here.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -117,6 +118,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unwritten = False
         self._state = StackState(
             supervisor=ProcessRecord.of(os.getpid()),
             temporal_port=order.temporal_port,
@@ -126,13 +128,13 @@ class Supervisor:
 
     async def run(self) -> int:
         """Keep the stack until nobody needs it; the exit code."""
-        self._write()
+        self._folder.write(self._state)  # where even that fails, nothing has been started yet
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish)
         loop.add_signal_handler(signal.SIGUSR1, self._set_stays, True)
         loop.add_signal_handler(signal.SIGUSR2, self._set_stays, False)
-        watching = asyncio.create_task(self._watch_users())
+        watching = self._guarded(self._watch_users())
         starting = self._guarded(self._start_all())
         try:
             await self._end
@@ -141,10 +143,11 @@ class Supervisor:
             self._state.phase = "failed"
             self._state.failure = str(failure) or type(failure).__name__
             self._say(self._state.failure)
-        self._write()
-        starting.cancel()
-        await self._stop_all()
-        watching.cancel()
+        finally:
+            self._write()
+            starting.cancel()
+            await self._stop_all()
+            watching.cancel()
         if self._state.failure is not None:
             return 1
         self._folder.forget()
@@ -176,22 +179,30 @@ class Supervisor:
         self._folder.begin_log(service.name)
         while True:
             started = time.monotonic()
-            process = await self._start(service)
-            code = await process.wait()
+            ending = await self._live(service)
             if self._state.phase == "starting":
                 raise StackFailure(
-                    f"{service.name} ended at its start ({_ending(code)}): {self._hint(service)}"
+                    f"{service.name} ended at its start ({ending}): {self._hint(service)}"
                 )
             if time.monotonic() - started > STAYED_UP:
                 delay = FIRST_DELAY
             self._say(
-                f"{service.name} ended ({_ending(code)}); it starts again in {delay:g} s: "
+                f"{service.name} ended ({ending}); it starts again in {delay:g} s: "
                 f"{self._hint(service)}"
             )
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
 
+    async def _live(self, service: Service) -> str:
+        """From its start to its end; how it ended."""
+        try:
+            process = await self._start(service)
+        except OSError as error:
+            return f"not started: {error}"
+        return _ending(await process.wait())
+
     async def _start(self, service: Service) -> asyncio.subprocess.Process:
+        self._folder.create()  # logs are what a person deletes to make room
         with self._folder.log(service.name).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *service.command,
@@ -280,6 +291,8 @@ class Supervisor:
                         # Held to the end: who attaches meanwhile waits, and starts a new stack.
                         await asyncio.Event().wait()
                     lock.release()
+                if self._unwritten:
+                    self._write()
                 await asyncio.sleep(POLL)
 
     def _set_stays(self, stays: bool) -> None:
@@ -326,16 +339,27 @@ class Supervisor:
 
     # Telling
 
+    # A full disk ends nothing: what can't be written is written later, and what can't be said is
+    # lost.
+
     def _write(self) -> None:
-        self._folder.write(self._state)
+        try:
+            self._folder.write(self._state)
+            self._unwritten = False
+        except OSError:
+            self._unwritten = True
 
     def _say(self, text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+        with contextlib.suppress(OSError):
+            print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
     def _hint(self, service: Service) -> str:
         """The last line that a service wrote, and where the others are."""
         path = self._folder.log(service.name)
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        text = ""
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
         last = f"{lines[-1].strip()}: " if lines else ""
         return f"{last}see {path.relative_to(self._folder.root)}"
 

@@ -1,12 +1,21 @@
 """The local stack as real processes: shared, kept up, and never left behind."""
 
+import contextlib
+import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import psutil
 import pytest
 
 from support.command_line import Everburn, free_ports, wait_until
 from workers.ports import free_port
-from workers.stack_folder import StackFolder, StackState
+from workers.stack import Stack
+from workers.stack_folder import FolderLock, ProcessRecord, StackFolder, StackState
 from workers.supervisor import START_TIMEOUT
 
 SERVICES = {"temporal", "emulator", "orchestrator", "rollout", "trainer"}
@@ -16,6 +25,18 @@ def state(everburn: Everburn) -> StackState:
     found = StackFolder(everburn.folder).find()
     assert found is not None, everburn.output
     return found
+
+
+def a_state(supervisor: ProcessRecord, **services: ProcessRecord) -> StackState:
+    """Of a stack that nobody has started."""
+    return StackState(
+        supervisor=supervisor,
+        phase="running",
+        temporal_port=7233,
+        ui_port=8233,
+        emulator_port=8780,
+        services=services,
+    )
 
 
 def wait_for_stack(everburn: Everburn) -> StackState:
@@ -59,6 +80,28 @@ def test_it_lasts_as_long_as_its_last_user(everburn: Everburn) -> None:
     assert StackFolder(everburn.folder).last() is None
 
 
+@contextmanager
+def full_disk(process: psutil.Process) -> Iterator[None]:
+    """The process can write to no file; nor can those that it starts meanwhile."""
+    soft, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+    process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
+
+
+def started_workers(everburn: Everburn, role: str) -> set[int]:
+    """By their pids: what the supervisor has written may be older."""
+    found = set()
+    for process in everburn.processes():
+        with contextlib.suppress(psutil.Error):
+            if ["worker", role] == process.cmdline()[4:6]:
+                found.add(process.pid)
+    return found
+
+
 def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
     everburn: Everburn,
 ) -> None:
@@ -71,11 +114,60 @@ def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
     wait_until(lambda: "rollout ended (SIGKILL); it starts again" in everburn.output, "the news")
     assert state(everburn).services["temporal"] == stack.services["temporal"]
 
-    assert stack.supervisor.process is not None
-    stack.supervisor.process.kill()
+    supervisor = stack.supervisor.process
+    assert supervisor is not None
+    before = stack.services["orchestrator"]
+    assert before.process is not None
+    with full_disk(supervisor):
+        for log in StackFolder(everburn.folder).logs.iterdir():
+            log.unlink()  # to make room
+        before.process.kill()
+        wait_until(
+            lambda: started_workers(everburn, "orchestrator") - {before.pid},
+            "another orchestrator worker",
+        )
+        assert state(everburn).services["orchestrator"] == before
+    (again,) = started_workers(everburn, "orchestrator")
+    wait_until(lambda: state(everburn).services["orchestrator"].pid == again, "its record")
+    assert dev.poll() is None
+
+    supervisor.kill()
     assert dev.wait(timeout=60) == 1
     assert "the local stack has ended" in everburn.output
     assert gone(everburn)
+
+
+def test_a_command_is_told_once_that_its_supervisor_is_gone(tmp_path: Path) -> None:
+    """Also where somebody has deleted the stack's log."""
+    folder = StackFolder(tmp_path)
+    folder.create()
+    gone = ProcessRecord(pid=os.getpid(), created=1.0)
+    stack = Stack(folder, FolderLock(folder.attached_lock), a_state(gone), own=False)
+    (told,) = stack.news()
+    assert "supervisor is gone: what ends isn't started again" in told
+    folder.log("stack").write_text("12:00:00 its last words\n")
+    assert stack.news() == ["12:00:00 its last words"]
+    folder.log("stack").unlink()
+    assert stack.news() == []
+    stack.detach()
+
+
+def test_a_command_whose_supervisor_was_killed_spares_the_stack_after_it(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path)
+    folder.create()
+    lock = FolderLock(folder.attached_lock)
+    lock.share()
+    gone = ProcessRecord(pid=os.getpid(), created=1.0)
+    stack = Stack(folder, lock, a_state(gone), own=True)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command) as service:
+        try:
+            theirs = {"trainer": ProcessRecord.of(service.pid)}
+            folder.write(a_state(ProcessRecord.of(os.getpid()), **theirs))
+            stack.detach()
+            assert service.poll() is None
+        finally:
+            service.kill()
 
 
 def test_ctrl_c_stops_everything_in_seconds(everburn: Everburn) -> None:
