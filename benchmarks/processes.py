@@ -26,6 +26,7 @@ from workers.ports import HOST, free_port, is_open
 from workers.processes import connect
 from workers.supervisor import everburn_command
 from workers.temporal_server import find_binary, start_command
+from workers.worker import BUILD_ID_ENV
 
 T = TypeVar("T")
 
@@ -53,7 +54,9 @@ class Processes:
         # Found by every process, whatever the folder it starts in.
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._environment = (
-            os.environ | {"TINKER_TELEMETRY": "0", "PYTHONPATH": paths} | (environment or {})
+            os.environ
+            | {"TINKER_TELEMETRY": "0", BUILD_ID_ENV: "", "PYTHONPATH": paths}
+            | (environment or {})
         )
         self._commands: dict[str, list[str]] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}

@@ -22,6 +22,7 @@ from workers.exits import exit_code, leave
 from workers.packages import intruders
 from workers.server import DEFAULT_NAMESPACE
 from workers.terminal import console, print_line, say, stay_with
+from workers.worker import BUILD_ID_ENV
 
 if TYPE_CHECKING:
     from workers.server import Server
@@ -352,7 +353,7 @@ def worker(
         str | None,
         typer.Option(
             "--build-id",
-            envvar="EVERBURN_BUILD_ID",
+            envvar=BUILD_ID_ENV,
             metavar="ID",
             help="Of these workers' code, so that runs can outlive it: see docs/operations.md.",
         ),
@@ -384,8 +385,10 @@ def emulator(
     choose(Wish("the emulator", port, "--port", asked=port))
     from everburn.emulator.server import EmulatorSettings, serve
     from everburn.emulator.unknowns import KINDEST, WORST
+    from workers import dotenv
     from workers.user_modules import let_import_from
 
+    dotenv.load(Path.cwd())
     let_import_from(Path.cwd())  # recipes of base models
     settings = EmulatorSettings(
         home=home.absolute(),

@@ -1,4 +1,4 @@
-"""The local `.env` file: environment variables, above all API keys, for a worker's process.
+"""The local `.env` file: environment variables, above all API keys, for a process.
 
 Never overrides what the environment has. Values are never printed, not even in complaints.
 """
@@ -15,6 +15,9 @@ _SINGLE_QUOTED = re.compile(r"'([^']*)'\s*(?:#.*)?")
 _BARE = re.compile(r"([^'\"\s#](?:(?!\s#).)*)?\s*(?:#.*)?")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
+_loaded: dict[str, str] = {}
+"""What the environment of this process has from a file."""
+
 
 def load(folder: Path) -> list[str]:
     """Set the variables of `folder/.env` that the environment lacks; the names that it set.
@@ -26,9 +29,16 @@ def load(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     values = parse(path.read_text(encoding="utf-8"), str(path))
-    fresh = [name for name in values if name not in os.environ]
-    os.environ.update({name: values[name] for name in fresh})
-    return fresh
+    fresh = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(fresh)
+    _loaded.update(fresh)
+    return list(fresh)
+
+
+def outer_environment() -> dict[str, str]:
+    """The environment without what `load` has set: for processes that load the file themselves, as
+    it is by then, also those that start much later."""
+    return {name: value for name, value in os.environ.items() if _loaded.get(name) != value}
 
 
 def parse(text: str, where: str = ".env") -> dict[str, str]:

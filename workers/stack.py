@@ -3,7 +3,6 @@
 Owns the choice of ports and the start of the supervisor, which does the rest (supervisor.py).
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from workers import dotenv
 from workers.errors import BadInputError, UserError
 from workers.ports import PortWishes, choose, is_free
 from workers.scripts import as_typed
@@ -241,7 +241,7 @@ def _start_supervisor(
             stdout=log,
             stderr=log,
             cwd=folder.root,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=dotenv.outer_environment() | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
 

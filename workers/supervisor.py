@@ -41,6 +41,7 @@ from workers.stack_folder import (
     end_processes,
 )
 from workers.temporal_server import start_command
+from workers.worker import BUILD_ID_ENV
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
 
 POLL = 0.2
@@ -88,6 +89,8 @@ def services_of(order: StackOrder, folder: StackFolder) -> tuple[list[Service], 
         EMULATOR_URL_ENV: f"http://{HOST}:{order.emulator_port}",
         # The SDK's telemetry goes to the training server; the emulator has no use for it.
         "TINKER_TELEMETRY": os.environ.get("TINKER_TELEMETRY", "0"),
+        # Nobody makes a build of a local stack the current one.
+        BUILD_ID_ENV: "",
     }
     temporal = start_command(order.temporal, folder.database, order.temporal_port, order.ui_port)
     emulator = ["--port", str(order.emulator_port), "--home", str(folder.emulator_home)]

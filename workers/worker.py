@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from workers.processes import Role
 
 DEFAULT_ADDRESS = "127.0.0.1:7233"
+BUILD_ID_ENV = "EVERBURN_BUILD_ID"
+"""Empty: unversioned workers."""
 
 
 def serve(

@@ -13,7 +13,13 @@ import psutil
 from workers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-OUTER = ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE", "FIREWORKS_API_KEY", "EVERBURN_EMULATOR_URL")
+OUTER = (
+    "TEMPORAL_ADDRESS",
+    "TEMPORAL_NAMESPACE",
+    "FIREWORKS_API_KEY",
+    "EVERBURN_EMULATOR_URL",
+    "EVERBURN_BUILD_ID",
+)
 """Variables of the person who runs the tests that would change what they do."""
 PATIENCE = 240.0
 """Seconds for a command, or for what it brings about: it may have to start a stack first, which may

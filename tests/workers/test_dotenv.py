@@ -51,5 +51,23 @@ def test_it_never_overrides_the_environment(
     assert os.environ["EVERBURN_TEST_NEW"] == "file"
 
 
+def test_what_starts_later_reads_the_file_as_it_is_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERBURN_TEST_KEY", "")
+    monkeypatch.delenv("EVERBURN_TEST_KEY")
+    monkeypatch.setenv("EVERBURN_TEST_OLD", "environment")
+    file = tmp_path / ".env"
+    file.write_text("EVERBURN_TEST_KEY=refused\nEVERBURN_TEST_OLD=file\n")
+    assert dotenv.load(tmp_path) == ["EVERBURN_TEST_KEY"]
+
+    file.write_text("EVERBURN_TEST_KEY=mended\nEVERBURN_TEST_OLD=file\n")
+    environment = dotenv.outer_environment()
+    assert environment["EVERBURN_TEST_OLD"] == "environment"
+    monkeypatch.setattr(os, "environ", environment)
+    assert dotenv.load(tmp_path) == ["EVERBURN_TEST_KEY"]
+    assert os.environ["EVERBURN_TEST_KEY"] == "mended"
+
+
 def test_a_folder_without_the_file_is_fine(tmp_path: Path) -> None:
     assert dotenv.load(tmp_path) == []

@@ -98,8 +98,18 @@ def sums(everburn: Everburn, **fields: object) -> str:
 
 def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) -> None:
     held_out = {"name": "sums:rows", "kwargs": {"count": 16}}
-    run = everburn.start("run", sums(everburn, evaluation_dataset=held_out), *free_ports())
+    (everburn.folder / ".env").write_text("OF_THE_FILE=1\n")
+    run = everburn.start(
+        *("run", sums(everburn, evaluation_dataset=held_out), *free_ports()),
+        OF_THE_SHELL="1",
+        EVERBURN_BUILD_ID="of other workers",
+    )
     wait_until(lambda: [*everburn.folder.glob("runs/*/ledger/*.json")], "a step")
+    stack = StackFolder(everburn.folder).find()
+    assert stack is not None and stack.supervisor.process is not None
+    given = stack.supervisor.process.environ()
+    assert "OF_THE_SHELL" in given
+    assert "OF_THE_FILE" not in given, "workers that start again read the file again"
 
     run.send_signal(signal.SIGINT)
     assert run.wait(timeout=60) == 0, everburn.output
