@@ -270,11 +270,14 @@ def verify(
     recorded file is as it was recorded. Says what couldn't be compared.
     """
     from workers.run_file import find_run_folder
+    from workers.signals import sigterm_interrupts
     from workers.verification import described, verify_run
 
     here = Path.cwd()
     found = find_run_folder(run, here)
-    for line in described(found, asyncio.run(verify_run(found, here))):
+    with sigterm_interrupts():
+        verified = asyncio.run(verify_run(found, here))
+    for line in described(found, verified):
         say(line)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from everburn.backends import EMULATOR_URL_ENV
 from workers.errors import UserError
 from workers.ports import HOST, free_port, is_open
-from workers.stack_folder import StackFolder
+from workers.stack_folder import FolderLock, StackFolder
 from workers.supervisor import everburn_command
 
 START_TIMEOUT = 180.0
@@ -27,12 +27,14 @@ def spare_emulator(stack: StackFolder) -> Iterator[Path]:
     Raises:
         UserError: it doesn't start.
     """
-    state = stack.find()
-    if state is not None:
-        os.environ[EMULATOR_URL_ENV] = state.emulator
-        yield stack.emulator_home
-        return
     stack.create()
+    with FolderLock(stack.attached_lock) as lock:
+        lock.share()  # it doesn't stop while it is used here
+        state = stack.find()
+        if state is not None and state.phase == "running":
+            os.environ[EMULATOR_URL_ENV] = state.emulator
+            yield stack.emulator_home
+            return
     port = free_port()
     command = everburn_command("emulator", "--port", str(port), "--home", str(stack.emulator_home))
     with stack.log("spare-emulator").open("ab") as log:
