@@ -7,6 +7,7 @@ leaves it), and what is said at the end. Doesn't own the stack (stack.py) or the
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 REFRESH = 1.0
 UNREACHABLE_LIMIT = 60.0
 """Seconds without an answer of the server after which there is no point in waiting."""
+SILENCE_LIMIT = 30.0
+"""Seconds after which a run that hasn't said where it is has most likely nobody who could."""
 
 News = Callable[[], list[str]]
 Epilogue = Callable[[RunResult | None, RolloutsFailed | None], list[str]]
@@ -188,6 +191,7 @@ class Watch:
     ) -> None:
         self.status: Status | None = None
         self._told: set[str] = set()
+        self._began = time.monotonic()
         self._client = client
         self._handle = handle
         self._progress = progress
@@ -277,8 +281,11 @@ class Watch:
             self._progress.say(line)
         try:
             self.status = await self._handle.query(TrainRun.status, rpc_timeout=QUERY_TIMEOUT)
-        except (RPCError, WorkflowQueryFailedError):
-            return  # no worker at the moment, or nothing to tell yet: the last status stands
+        except WorkflowQueryFailedError:
+            return  # nothing to tell yet
+        except RPCError:
+            self._tell_of_silence()
+            return  # no worker at the moment: the last status stands
         for saved in self.status.saved if self._order.epilogue is None else []:
             if saved not in self._told:
                 self._told.add(saved)
@@ -287,6 +294,18 @@ class Watch:
             self._told.add(self.status.error)
             self._progress.say(f"error: {self.status.error}")
         self._progress.show(self.status)
+
+    def _tell_of_silence(self) -> None:
+        server = self._order.server
+        text = (
+            f"run {self._handle.id} hasn't said where it is for {SILENCE_LIMIT:.0f} s: no "
+            f"orchestrator worker answers at {server.address}: start one with "
+            f"`everburn worker orchestrator{server.everburn_options}`"
+        )
+        silent = self.status is None and time.monotonic() - self._began > SILENCE_LIMIT
+        if silent and text not in self._told:
+            self._told.add(text)
+            self._progress.say(text)
 
 
 def _tell(

@@ -17,15 +17,17 @@ DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class Server:
-    """ui: the base URL of its web pages, where it is known."""
+    """ui: the base URL of its web pages, where it is known. of_folder: whether it is that of the
+    folder's stack, which commands find by themselves."""
 
     address: str
     namespace: str = DEFAULT_NAMESPACE
     ui: str | None = None
+    of_folder: bool = False
 
     @classmethod
     def of_stack(cls, state: StackState) -> "Server":
-        return cls(state.temporal, DEFAULT_NAMESPACE, state.ui)
+        return cls(state.temporal, DEFAULT_NAMESPACE, state.ui, of_folder=True)
 
     @classmethod
     def find(cls, address: str | None, namespace: str, folder: Path) -> "Server":
@@ -68,6 +70,14 @@ class Server:
     def options(self) -> str:
         """What the stock `temporal` CLI needs to reach it."""
         return f"--address {self.address} --namespace {self.namespace}"
+
+    @property
+    def everburn_options(self) -> str:
+        """What a command of ours needs to reach it, to be put behind its other arguments."""
+        if self.of_folder:
+            return ""
+        default = self.namespace == DEFAULT_NAMESPACE
+        return f" --address {self.address}" + ("" if default else f" --namespace {self.namespace}")
 
 
 def _first_line(error: BaseException) -> str:
