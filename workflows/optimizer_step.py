@@ -8,6 +8,7 @@ committed, since their gradients would mix; groups that are accepted meanwhile q
 import asyncio
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -36,11 +37,20 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import Recorder
     from workflows.recovery import remember
     from workflows.settings import Settings
-    from workflows.state import CheckpointAt, RunState
+    from workflows.state import CheckpointAt, RunState, Sent
     from workflows.trainer_session import LeaseLostError, TrainerSession, look_at_outcome
 
+LONG_STEP = 6_000
+"""Events after which a step goes on in another execution while its batch is collected: rows that a
+filter rejects fill a history that no step ends. Then what was sent is asked for once more, so the
+run prefers the time between steps (train_run.py), which comes at half as many."""
 SAVE_ATTEMPTS = 2
 """A service that can't save twice in a row won't the third time; the next interval tries again."""
+
+
+Outcome = Literal["taken", "none", "open"]
+"""none: there was no step to take, with the rows done, or the run stopped in time. open: its batch
+is collected on, by another OptimizerStep, as long as state and trainer are what they are."""
 
 
 @dataclass
@@ -53,6 +63,8 @@ class OptimizerStep:
     producer: Producer
     evaluations: Evaluations
     recorder: Recorder
+    _parts: list[str] = field(default_factory=list)
+    """The groups of each submission of this execution."""
     _pending: list["asyncio.Task[Submitted]"] = field(default_factory=list)
     _prepared: PreparedBatch | None = None
     """Where the run has a `prepare_batch`, once the batch is sealed."""
@@ -64,16 +76,17 @@ class OptimizerStep:
     def number(self) -> int:
         return self.state.step + 1
 
-    async def run(self) -> bool:
-        """Take the step; false if there was none to take (rows done, or stopped in time).
+    async def run(self) -> Outcome:
+        """Take the step.
 
         Raises:
             LeaseLostError: the trainer's state is lost or in doubt.
             ActivityError, ApplicationError: the step can't be done; nothing was published.
         """
         self._count_attempt()
-        if not await self._submit_batch():
-            return False
+        collected = await self._submit_batch()
+        if collected != "sent":
+            return collected
         submitted = await self._gradients()
         adam = self._adam()
         updated = any(result.datums for result in submitted)
@@ -88,7 +101,7 @@ class OptimizerStep:
         self._go_live(published, metrics)
         checkpoint = await self._checkpoint(metrics)
         await self._commit(metrics, adam, updated, checkpoint)
-        return True
+        return "taken"
 
     def _count_attempt(self) -> None:
         """A lease that is lost already begins nothing."""
@@ -99,8 +112,8 @@ class OptimizerStep:
 
     # The batch
 
-    async def _submit_batch(self) -> bool:
-        """Send every group of the batch as soon as it is ready; true once all are sent."""
+    async def _submit_batch(self) -> Literal["sent", "none", "open"]:
+        """Send every group of the batch as soon as it is ready, until all are sent."""
         state = self.state
         while True:
             missing = state.queue.batch_size - len(state.queue.batch)
@@ -118,19 +131,44 @@ class OptimizerStep:
                 # that trainer and sampler don't diverge.
                 await self.producer.settle_fatal()
                 if state.rows_done or state.stopping:
-                    return False
+                    return "none"
+                if self._is_long():
+                    if self._sending():
+                        await workflow.wait_condition(lambda: not self._sending())
+                        continue
+                    self._carry()
+                    return "open"
             if self._ready():
                 if self.settings.config.prepare_batch is not None and self._prepared is None:
                     await self._prepare_batch()
                 self._submit()
             elif state.batch_sealed:
-                return True
+                return "sent"
 
     def _can_go_on(self) -> bool:
         state = self.state
         interrupted = state.fatal is not None or self.trainer.lost or state.stopping
         interrupted = interrupted or state.checkpoint_wanted or self._refusal() is not None
-        return interrupted or state.rows_done or state.batch_sealed or self._ready()
+        done = state.rows_done or state.batch_sealed
+        return interrupted or done or self._ready() or self._is_long()
+
+    def _is_long(self) -> bool:
+        """Whether the batch had better be collected in another execution from now on."""
+        return workflow.info().get_current_history_length() > LONG_STEP
+
+    def _sending(self) -> bool:
+        return not self.trainer.lost and any(not each.done() for each in self._pending)
+
+    def _carry(self) -> None:
+        """Leave to the next execution what this one has sent."""
+        sent = self.state.sent
+        self.state.sent = Sent(
+            parts=[*sent.parts, *self._parts],
+            since=min((start for start, _ in self._busy), default=None)
+            if sent.since is None
+            else sent.since,
+            busy=sent.busy + union_seconds(self._busy),
+        )
 
     def _ready(self) -> bool:
         if self.settings.config.submits_whole_batches and not self.state.batch_sealed:
@@ -159,26 +197,36 @@ class OptimizerStep:
             groups = [group.key for group in taken if group.key in trained]
         if not groups:
             return
+        part, encoded = self._submissions, encode_groups(groups)
+        submission = asyncio.create_task(self._forward_backward(part, encoded))
+        # A step that a lost lease has ended doesn't wait for what it had pending.
+        submission.add_done_callback(look_at_outcome)
+        self._parts.append(encoded)
+        self._pending.append(submission)
+
+    @property
+    def _submissions(self) -> int:
+        return len(self.state.sent.parts) + len(self._parts)
+
+    async def _forward_backward(self, part: int, groups: str) -> Submitted:
+        started = workflow.time()
+        result = await self._ask(part, groups)
+        self._busy.append((started, workflow.time()))
+        return result
+
+    async def _ask(self, part: int, groups: str) -> Submitted:
         order = SubmitGroups(
             lease=self.trainer.ref,
             step=self.number,
-            part=len(self._pending),
-            groups=encode_groups(groups),
+            part=part,
+            groups=groups,
             prepared=self._prepared,
         )
-        submission = asyncio.create_task(self._forward_backward(order))
-        # A step that a lost lease has ended doesn't wait for what it had pending.
-        submission.add_done_callback(look_at_outcome)
-        self._pending.append(submission)
-
-    async def _forward_backward(self, order: SubmitGroups) -> Submitted:
-        started = workflow.time()
         result: Submitted = await self.trainer.run(
             TrainerActivities.forward_backward,
             order,
-            f"step {order.step} · submission {order.part} · rows {order.groups}",
+            f"step {order.step} · submission {part} · rows {groups}",
         )
-        self._busy.append((started, workflow.time()))
         return result
 
     def _refusal(self) -> BaseException | None:
@@ -188,6 +236,12 @@ class OptimizerStep:
 
     async def _gradients(self) -> list[Submitted]:
         self._phase("training", "gradients")
+        # Whoever holds the lease has the results of what was sent before, and sends nothing again.
+        earlier = [
+            asyncio.create_task(self._ask(part, groups))
+            for part, groups in enumerate(self.state.sent.parts)
+        ]
+        self._pending = [*earlier, *self._pending]
         try:
             return await asyncio.gather(*self._pending)
         except (Exception, asyncio.CancelledError):
@@ -332,7 +386,7 @@ class OptimizerStep:
                 epoch=state.epoch,
                 updated=updated,
                 groups=encode_groups([group.key for group in state.queue.batch]),
-                submissions=len(self._pending),
+                submissions=self._submissions,
                 prepared=self._prepared,
                 adam=adam,
                 snapshot=state.snapshot,
@@ -354,6 +408,7 @@ class OptimizerStep:
         # What came while it was being committed belongs to the next step.
         state.told_committed = told[1]
         state.save_seconds.clear()
+        state.sent = Sent()
         state.step += 1
         state.losses = state.attempts = state.attempted_under = 0
         state.progressed(workflow.time())
@@ -380,8 +435,10 @@ class OptimizerStep:
         if self._prepare_seconds is not None:
             values["perf/prepare_batch_time"] = self._prepare_seconds
         if self._busy:
+            sent = self.state.sent
             start, end = min(s for s, _ in self._busy), max(e for _, e in self._busy)
-            train_time = union_seconds(self._busy)
+            start = start if sent.since is None else sent.since
+            train_time = sent.busy + union_seconds(self._busy)
             values["perf/train_time"] = train_time
             values["perf/train_wait_time"] = end - start - train_time
             if end > start:

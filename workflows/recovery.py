@@ -87,7 +87,7 @@ class Recovery:
         if outcome == "unwanted":
             return False
         state.reused_rollouts += sum(group.n for group in state.queue.batch)
-        state.queue.restart()
+        state.restart_step()
         if outcome == "restored":
             self._producer.start()
         return True

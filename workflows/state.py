@@ -66,6 +66,18 @@ class SaveTries(BaseModel):
     count: int = 0
 
 
+class Sent(BaseModel):
+    """What earlier executions have sent of the next step's batch, where it was collected for longer
+    than one."""
+
+    parts: list[str] = Field(default_factory=list)
+    """The groups of each submission."""
+    since: float | None = None
+    """When the first was sent."""
+    busy: float = 0.0
+    """Seconds in which the trainer had any of them."""
+
+
 class RowHistory(BaseModel):
     """A row that was begun more than once, until its fate is final."""
 
@@ -146,6 +158,7 @@ class RunState(BaseModel):
     # Steps
     step: int = 0
     """The last committed optimizer step."""
+    sent: Sent = Field(default_factory=Sent)
     published_at: float = 0.0
     snapshot: str = ""
     reward: float | None = None
@@ -246,6 +259,11 @@ class RunState(BaseModel):
         for older in range(schema, STATE_SCHEMA):
             values = MIGRATIONS[older](dict(values)) | {"schema_version": older + 1}
         return values
+
+    def restart_step(self) -> None:
+        """The next step starts anew: nothing of its batch has been sent."""
+        self.queue.restart()
+        self.sent = Sent()
 
     def progressed(self, now: float) -> None:
         """Something has moved."""

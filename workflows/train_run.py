@@ -44,7 +44,7 @@ with workflow.unsafe.imports_passed_through():
         Status,
         StopRequest,
     )
-    from workflows.optimizer_step import OptimizerStep
+    from workflows.optimizer_step import OptimizerStep, Outcome
     from workflows.producer import Producer
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
@@ -56,8 +56,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.watchdog import Watchdog
 
 MAX_HISTORY = 3_000
-"""Events after which the run continues as new: replay costs 0.4 ms per event, and it is part of
-every recovery."""
+"""Events after which the run continues as new once it has taken a step: replay costs 0.4 ms per
+event, and it is part of every recovery."""
 ENDING = "the run is ending: it saves its final state by itself, and nothing else can change"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 FULL_WAIT = timedelta(seconds=5)
@@ -221,22 +221,23 @@ class TrainRun:
 
     async def _train(self) -> None:
         state = self._state
-        while await self._take_step():
-            await self._producer.settle_fatal()
-            version = state.admission.version
-            if self._evaluations.due(version):
-                await self._evaluations.start(version)
-            if self._history_is_long() or self._is_outdated():
+        while (outcome := await self._take_step()) != "none":
+            if outcome == "taken":
+                await self._producer.settle_fatal()
+                version = state.admission.version
+                if self._evaluations.due(version):
+                    await self._evaluations.start(version)
+            if outcome == "open" or self._history_is_long() or self._is_outdated():
                 await self._continue_as_new()
 
-    async def _take_step(self) -> bool:
-        """One step, through as many lost leases as it takes; false if there is none to take."""
+    async def _take_step(self) -> Outcome:
+        """One step, through as many lost leases as it takes."""
         while True:
             try:
                 return await self._step().run()
             except LeaseLostError as loss:
                 if not await self._recovery.recover(loss):
-                    return False
+                    return "none"
 
     def _step(self) -> OptimizerStep:
         return OptimizerStep(
@@ -316,7 +317,8 @@ class TrainRun:
         return workflow.info().is_target_worker_deployment_version_changed()
 
     async def _continue_as_new(self) -> None:
-        """Between two steps; children run on, and report to whoever has the run's id."""
+        """Between two steps, or over a long one. Children run on, and report to whoever has the
+        run's id."""
         state = self._state
         await workflow.wait_condition(
             lambda: (

@@ -25,7 +25,7 @@ from support.farm import (
 from support.histories import replay, run_histories
 from support.script import Draw, Script
 from support.waiting import Gate
-from workflows import train_run
+from workflows import optimizer_step, train_run
 
 ROWS = 6
 
@@ -103,11 +103,14 @@ async def test_weights_and_fates_are_the_same(
         "plain": [],
         "without a cache": [NoCache()],
         "continued": [shared_workflow_modules()],
+        "continued over its steps": [shared_workflow_modules()],
     }.items():
         with contextlib.ExitStack() as stack:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
             if name == "continued":
-                patch = stack.enter_context(pytest.MonkeyPatch.context())
                 patch.setattr(train_run, "MAX_HISTORY", 1)
+            if name == "continued over its steps":
+                patch.setattr(optimizer_step, "LONG_STEP", 30)
             async with workers(name.replace(" ", "-"), *tuning) as farm:
                 run = await Ordered().run(farm, tmp_path / name.replace(" ", "-"))
                 outcomes[name] = outcome(run, emulator.home)
@@ -116,12 +119,13 @@ async def test_weights_and_fates_are_the_same(
                 executions[name] = sum(history.workflow_id == run.id for history in found)
 
     plain = outcomes["plain"]
+    assert executions.pop("continued over its steps") > 1
     assert executions == {"plain": 1, "without a cache": 1, "continued": 4}
     assert plain.batches == [["0", "1.1"], ["3", "4"], ["5"]]
     assert plain.fates["row-000001.0"] == "incomplete" and plain.fates["row-000002.0"] == "filtered"
     assert plain.weights[0] != plain.weights[1], "nothing was trained"
     assert outcomes["without a cache"] == plain
-    assert outcomes["continued"] == plain
+    assert outcomes["continued"] == outcomes["continued over its steps"] == plain
 
 
 def outcome(run: Run, emulator_home: Path) -> Outcome:
