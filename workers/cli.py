@@ -49,7 +49,10 @@ Address = Annotated[
     ),
 ]
 Namespace = Annotated[str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="On that server.")]
-RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="By default the newest.")]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="By default the one that is open, else the newest."),
+]
 RunFolder = Annotated[
     str, typer.Argument(metavar="RUN", help="Its id below ./runs, or its folder or URL.")
 ]

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from workers.report import Comparison, duration, metrics_table
 from workers.run_file import RunFile, check_run_id, is_local, link_latest, new_run_id
 from workers.runs import (
     QUERY_TIMEOUT,
+    STARTED_MEMO,
     describe_failure,
     open_runs,
     request_stop,
@@ -103,7 +104,7 @@ async def launch(order: Launch, console: Console) -> int:
         RunLeft: at the second interrupt.
     """
     client = await order.server.connect()
-    run_id, handle = await _start(order, client)
+    run_id, handle = await start_run(order, client)
     print_line(console, f"run {run_id}")
     try:
         link_latest(order.file.config.store, run_id)
@@ -122,7 +123,12 @@ async def launch(order: Launch, console: Console) -> int:
     return _tell(order, console, run_id, ending, watch.status)
 
 
-async def _start(order: Launch, client: "Client") -> "tuple[str, Handle]":
+async def start_run(order: Launch, client: "Client") -> "tuple[str, Handle]":
+    """Start the run, unless it is only followed; its id, and a handle to it.
+
+    Raises:
+        BadInputError: a run of that id exists.
+    """
     from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
     from temporalio.exceptions import WorkflowAlreadyStartedError
 
@@ -146,6 +152,7 @@ async def _start(order: Launch, client: "Client") -> "tuple[str, Handle]":
             else WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=f"{config.rollout.name} on {config.base_model}",
+            memo={STARTED_MEMO: datetime.now(UTC)},
         )
     except WorkflowAlreadyStartedError:
         raise _taken(run_id) from None

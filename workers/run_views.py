@@ -37,7 +37,7 @@ async def show_run(server: Server, run_id: str | None, console: Console) -> None
     run = await find_run(client, run_id)
     status = await run_status(client, run)
     lines = [
-        f"run {run.id}: {run.state}, {_took(run)}",
+        f"run {run.id}: {run.state}, {duration(status.elapsed_seconds)}",
         activity(status),
         f"step {status.step} of about {status.total_steps}, "
         f"{status.rows_resolved} of {status.rows_total} rows resolved",

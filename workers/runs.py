@@ -5,7 +5,6 @@ what a run does (workflows/train_run.py).
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from everburn.refs import RunRef
 from everburn.run_folder import find_owner
 from everburn.store import ArtifactStore
-from workers.errors import UserError
+from workers.errors import BadInputError, UserError
 from workers.server import Server
 from workflows.messages import RolloutsFailed, Status, StopRequest
 
@@ -22,11 +21,15 @@ if TYPE_CHECKING:
 
 QUERY_TIMEOUT = timedelta(seconds=10)
 LISTED = 50
+STARTED_MEMO = "everburn_started"
+"""When a run was started. Each execution that goes on with it by continue-as-new has a time of its
+own, and after days a server may have forgotten the first."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as the server lists it. state: `running`, `completed`, `failed`, ..."""
+    """A run as the server lists it. state: `running`, `completed`, `failed`, ... started: the run,
+    or its present life; its last execution where whoever started it didn't note when."""
 
     id: str
     state: str
@@ -40,14 +43,15 @@ class Run:
         return self.ended is None
 
     @classmethod
-    def of(cls, execution: "WorkflowExecution") -> "Run":
+    async def of(cls, execution: "WorkflowExecution") -> "Run":
         from activities.search_attributes import REWARD, STEP
 
+        noted = await execution.memo_value(STARTED_MEMO, None, type_hint=datetime)
         attributes = execution.typed_search_attributes
         return cls(
             id=execution.id,
             state="unknown" if execution.status is None else execution.status.name.lower(),
-            started=execution.start_time,
+            started=min(noted or execution.start_time, execution.start_time),
             ended=execution.close_time,
             step=attributes.get(STEP),
             reward=attributes.get(REWARD),
@@ -55,36 +59,44 @@ class Run:
 
 
 async def list_runs(client: "Client", limit: int = LISTED) -> list[Run]:
-    """The newest first; a run that continued as new is listed once."""
-    found: dict[str, Run] = {}
-    async for run in _matching(client, "WorkflowType = 'TrainRun'"):
-        found.setdefault(run.id, run)
-        if len(found) == limit:
-            break
-    return list(found.values())
+    """Those that are open and those that ended last, by their start, the newest first."""
+    found = await _matching(client, "WorkflowType = 'TrainRun'", limit)
+    return sorted(found, key=lambda run: run.started, reverse=True)
 
 
 async def open_runs(client: "Client") -> list[Run]:
     """Those that haven't ended: a run goes on by itself when server and workers are back."""
     query = "WorkflowType = 'TrainRun' AND ExecutionStatus = 'Running'"
-    return [run async for run in _matching(client, query)]
+    return await _matching(client, query)
 
 
-async def _matching(client: "Client", query: str) -> AsyncIterator[Run]:
+async def _matching(client: "Client", query: str, limit: int | None = None) -> list[Run]:
+    """As servers list them: the open ones, then by their end. A run is there once, by the last of
+    the executions that it has had."""
+    found: dict[str, Run] = {}
     async for execution in client.list_workflows(query):
-        yield Run.of(execution)
+        if execution.id not in found:
+            found[execution.id] = await Run.of(execution)
+        if len(found) == limit:
+            break
+    return list(found.values())
 
 
 async def find_run(client: "Client", run_id: str | None) -> Run:
-    """The run of that id, or the newest.
+    """The run of that id; without one the run that is open, or where none is the newest.
 
     Raises:
         UserError: there is none.
+        BadInputError: several are open. The newest isn't sure to be the one that is meant.
     """
     from temporalio.service import RPCError, RPCStatusCode
 
     if run_id is None:
-        runs = await list_runs(client, limit=1)
+        runs = await open_runs(client)
+        if len(runs) > 1:
+            names = ", ".join(sorted(run.id for run in runs))
+            raise BadInputError(f"which run? {len(runs)} are open: {names}")
+        runs = runs or await list_runs(client)
         if not runs:
             raise UserError("this server has no runs yet: start one with `everburn run CONFIG`")
         return runs[0]
@@ -94,7 +106,7 @@ async def find_run(client: "Client", run_id: str | None) -> Run:
         if error.status == RPCStatusCode.NOT_FOUND:
             raise UserError(f"there is no run {run_id!r}: `everburn list` shows them") from None
         raise
-    return Run.of(description)
+    return await Run.of(description)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""Which runs a server has, and which of them a person means who names none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from temporalio import workflow
+from temporalio.client import Client, WorkflowHandle
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from support.farm import register_namespace
+from support.sums import write_sums
+from support.waiting import until
+from workers.errors import BadInputError, UserError
+from workers.launch import Launch, start_run
+from workers.run_file import load_run_file
+from workers.run_views import stop_run
+from workers.runs import Run, find_run, list_runs
+from workers.server import Server
+from workflows.messages import StopRequest
+from workflows.queues import ORCHESTRATOR_QUEUE
+
+NAMESPACE = "runs"
+
+
+@workflow.defn(name="TrainRun")
+class LongRun:
+    """Continues as new when it is told to; a real one does after some thousand events."""
+
+    def __init__(self) -> None:
+        self._goes_on = False
+        self._stopped = False
+
+    @workflow.run
+    async def run(self, values: dict[str, Any]) -> None:
+        await workflow.wait_condition(lambda: self._goes_on or self._stopped)
+        if self._goes_on:
+            workflow.continue_as_new(values)
+
+    @workflow.signal
+    def go_on(self) -> None:
+        self._goes_on = True
+
+    @workflow.signal
+    def stop(self, request: StopRequest) -> None:
+        self._stopped = True
+
+
+async def listed(client: Client, **states: str) -> list[Run]:
+    """The runs, once the server lists them in these states."""
+    found: list[Run] = []
+
+    async def as_expected() -> bool:
+        found[:] = await list_runs(client)
+        return {run.id: run.state for run in found} == states
+
+    await until(as_expected, lambda: f"the server lists {found}, not {states}")
+    return found
+
+
+async def test_an_old_run_that_continues_as_new_is_not_the_newest(
+    tmp_path: Path, temporal_server: str
+) -> None:
+    await register_namespace(temporal_server, NAMESPACE)
+    server = Server(temporal_server, NAMESPACE)
+    client = await server.connect()
+    write_sums(tmp_path, 4)
+    file = load_run_file(tmp_path / "run.json", [], tmp_path)
+
+    async def start(run_id: str) -> "WorkflowHandle[Any, Any]":
+        _, handle = await start_run(Launch(file, run_id, server), client)
+        return handle
+
+    with pytest.raises(UserError, match="has no runs yet"):
+        await find_run(client, None)
+    # Everburn's own client lets none but Everburn's workflows run.
+    plain = await Client.connect(
+        temporal_server, namespace=NAMESPACE, data_converter=pydantic_data_converter
+    )
+    worker = Worker(
+        plain,
+        task_queue=ORCHESTRATOR_QUEUE,
+        workflows=[LongRun],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    )
+    async with worker:
+        older = await start("older")
+        (began,) = await listed(client, older="running")
+        assert (await find_run(client, None)).id == "older"
+        await start("younger")
+        await listed(client, older="running", younger="running")
+
+        first = (await older.describe()).run_id
+        await older.signal(LongRun.go_on)
+
+        async def has_gone_on() -> bool:
+            return (await older.describe()).run_id != first
+
+        await until(has_gone_on, lambda: "the older run doesn't continue as new")
+        # Its new execution is the last that the server has begun, and lists first.
+        runs = await listed(client, older="running", younger="running")
+        assert [run.id for run in runs] == ["younger", "older"]
+        assert runs[1].started == began.started < runs[0].started
+        assert (await find_run(client, "older")).started == began.started
+
+        with pytest.raises(BadInputError, match="2 are open: older, younger"):
+            await stop_run(server, None, False, Console())
+        await stop_run(server, "younger", False, Console())
+        await listed(client, older="running", younger="completed")
+        assert (await find_run(client, None)).id == "older"
+        await stop_run(server, None, False, Console())
+        await listed(client, older="completed", younger="completed")
+        assert (await find_run(client, None)).id == "younger"
