@@ -717,6 +717,8 @@ FIXED_IN_FORKS = frozenset(
 )
 """What a run's past was made with, and can't be told otherwise: its weights, and which row a cursor
 means."""
+STARTS = frozenset({"init_from_checkpoint", "warm_start_from_adapter"})
+"""Where the weights of a new run come from."""
 
 
 def forked(config: RunConfig, values: dict[str, Any]) -> RunConfig:
@@ -726,11 +728,17 @@ def forked(config: RunConfig, values: dict[str, Any]) -> RunConfig:
         ConfigError: a field can't change in a fork, or its value won't do.
     """
     found = parse_config(values)
-    fixed = sorted(changed_fields(config, found).keys() & FIXED_IN_FORKS)
+    changed = changed_fields(config, found).keys()
+    if starts := sorted(changed & STARTS):
+        raise ConfigError(
+            f"{', '.join(starts)} can't change in a fork: its weights and optimizer are those that "
+            "the run had after the step of --at-step. Start a new run for others"
+        )
+    fixed = sorted(changed & FIXED_IN_FORKS)
     if fixed:
         raise ConfigError(
             f"{', '.join(fixed)} can't change in a fork, whose past was made with it: start a new "
-            f"run for that. What can't: {', '.join(sorted(FIXED_IN_FORKS))}"
+            f"run for that. What can't: {', '.join(sorted(FIXED_IN_FORKS | STARTS))}"
         )
     return found
 

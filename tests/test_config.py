@@ -12,6 +12,7 @@ from everburn.config import (
     ConfigError,
     Entrypoint,
     RunConfig,
+    forked,
     parse_config,
 )
 
@@ -227,6 +228,22 @@ def test_what_a_run_starts_from_is_one_thing():
 def test_references_have_their_forms(field: str, value: str, text: str):
     (line,) = problems(**{field: value})
     assert line.startswith(f"{field}: ") and text in line
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("init_from_checkpoint", "state-4"),
+        ("warm_start_from_adapter", "accounts/acme/models/warm"),
+    ],
+)
+def test_a_fork_has_the_weights_of_the_step_it_begins_from(field: str, value: str):
+    origin = config()
+    with pytest.raises(ConfigError, match=f"{field} can't change in a fork: .* --at-step"):
+        forked(origin, origin.model_dump(mode="json") | {field: value})
+    started = config(**{field: value})
+    values = started.model_dump(mode="json") | {"epochs": 2}
+    assert forked(started, values) == started.model_copy(update={"epochs": 2})
 
 
 def test_a_new_run_has_no_checkpoints_of_its_own():

@@ -193,6 +193,7 @@ def tell(everburn: Everburn, run: str, update: Any, *arguments: Any) -> None:
         ("first", 1, "x", ["base_model=other"], "base_model can't change in a fork"),
         ("first", 1, "x", ["lora_rank=8"], "lora_rank can't change in a fork"),
         ("first", 1, "x", ["dataset=rows.jsonl"], "dataset can't change in a fork"),
+        ("first", 1, "x", ["init_from_checkpoint=state-2"], "weights and optimizer are those that"),
         ("first", 1, "x", ["learning_rate=-1"], "learning_rate"),
         ("first", 1, "x", ["learnin_rate=1"], "did you mean learning_rate"),
     ],
