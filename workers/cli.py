@@ -1,8 +1,8 @@
 """The command line `everburn`: its commands, their options, and what they print first.
 
 Each command is a few lines over a module of its own noun; heavy imports happen inside the command
-that needs them, so that an orchestrator worker stays light. Expected problems are UserErrors and
-end here, as one line and an exit code.
+that needs them, so that an orchestrator worker stays light. Expected problems are UserErrors, or a
+store's; they end here, as one line and an exit code.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from everburn.secrets import redacted
+from everburn.store import StoreError
 from workers import hud_cli
 from workers.errors import BadInputError, UserError
 from workers.exits import exit_code, leave
@@ -446,6 +447,9 @@ def run_command() -> None:
     except UserError as error:
         complain(str(error))
         sys.exit(error.exit_code)
+    except StoreError as error:
+        complain(str(error))
+        sys.exit(UserError.exit_code)
     except ImportError as error:
         complain(f"{error}: this environment lacks something; `everburn doctor` says what")
         sys.exit(UserError.exit_code)

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from everburn.backends import MissingKeyError, api_key
 from everburn.config import RunConfig
+from everburn.store import ArtifactStore
 from workers import dotenv
 from workers.errors import UserError
 from workers.packages import OUR_FOLDER, OUR_PACKAGES, intruders
@@ -173,6 +174,7 @@ def check_run(path: Path, folder: Path, *, live: bool = False) -> Iterator[Findi
     yield Finding("ok", "configuration", str(path))
     yield from (Finding("note", "configuration", text) for text in file.config.warnings())
     yield from _check_datasets(file)
+    yield check_store(file.config)
     yield _check_key(file.config)
     if live:
         from workers.live_checks import live_answers
@@ -183,6 +185,15 @@ def check_run(path: Path, folder: Path, *, live: bool = False) -> Iterator[Findi
 def _check_datasets(file: RunFile) -> Iterator[Finding]:
     for missing in missing_datasets(file.config):
         yield Finding("missing", "dataset", f"there is no file {missing}")
+
+
+def check_store(config: RunConfig) -> Finding:
+    """Whether this environment has what the store's URL needs; asks nobody."""
+    try:
+        ArtifactStore(config.store)
+    except (ValueError, ImportError) as error:
+        return Finding("missing", "store", f"{config.store}: {error}")
+    return Finding("ok", "store", config.store)
 
 
 def _check_key(config: RunConfig) -> Finding:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from everburn.refs import RunRef
+from everburn.store import StoreError
 from workers.errors import BadInputError, UserError
 from workers.progress import Progress, progress_on
 from workers.report import Comparison, duration, metrics_table
@@ -340,7 +341,12 @@ def _tell(
 
 
 def _tell_result(console: Console, run: RunRef, result: RunResult, checkpoint: bool) -> None:
-    comparison = Comparison.of(run)
+    try:
+        comparison = Comparison.of(run)
+    except (StoreError, ImportError, ValueError) as error:
+        # Its workers can. What this process can't read says nothing of the run.
+        comparison = Comparison(None, None)
+        print_line(console, f"the evaluations can't be read from here: {error}")
     table = comparison.table() or metrics_table(result.evaluations)
     if table is not None:
         console.print()

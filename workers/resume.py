@@ -16,7 +16,7 @@ from everburn.dataset import stored_rows
 from everburn.learning.group import GroupManifest, all_groups
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.publications import current_publication
-from everburn.refs import NUMBERS_PER_LIFE, ROWS_KEY, GroupKey, RunRef
+from everburn.refs import CONFIG_KEY, NUMBERS_PER_LIFE, ROWS_KEY, GroupKey, RunRef
 from everburn.run_folder import configured, find_origin, run_owner, stored_config, told_changes
 from everburn.scheduling.queue import QueuedGroup
 from everburn.store import ArtifactStore
@@ -85,10 +85,16 @@ def known_run(name: str, folder: Path, step: int | None = None) -> tuple[RunRef,
     at `step`, with what it was told while it ran; wherever its folder was moved to.
 
     Raises:
-        BadInputError: there is no such run.
+        BadInputError: there is no such run, or what is there is of something else.
+        StoreError: it can't be read.
     """
     run = find_run_folder(name, folder)
-    return run, configured(run, step).model_copy(update={"store": run.store})
+    try:
+        config = configured(run, step)
+    except ConfigError as error:
+        path = ArtifactStore.of(run).path(CONFIG_KEY)
+        raise BadInputError(f"{path} is no run's configuration: {error}") from None
+    return run, config.model_copy(update={"store": run.store})
 
 
 def rebuilt_state(

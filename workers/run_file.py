@@ -97,7 +97,8 @@ def find_run_folder(name: str, folder: Path) -> RunRef:
     """A run by its id below `runs` of `folder`, or by its own folder or URL.
 
     Raises:
-        BadInputError: there is none.
+        BadInputError: there is none, or this environment can't look there.
+        StoreError: that can't be told now.
     """
     if is_local(name):
         path = Path(name)
@@ -108,8 +109,9 @@ def find_run_folder(name: str, folder: Path) -> RunRef:
         run = RunRef(store=store, id=run_id)
     try:
         there = ArtifactStore.of(run).exists(CONFIG_KEY)
-    except ValueError as error:
-        raise BadInputError(f"{name}: {error}") from None  # a scheme that nobody knows
+    except (ValueError, ImportError) as error:
+        # A scheme that nobody knows, or whose library isn't installed.
+        raise BadInputError(f"{name}: {error}") from None
     if not there:
         raise BadInputError(
             f"there is no run in {run.folder}: name one by its id below {folder / 'runs'}, or by "

@@ -97,6 +97,30 @@ def test_a_port_in_use(everburn: Everburn) -> None:
     assert everburn.processes() == []
 
 
+@pytest.mark.parametrize(
+    "command", [["resume", "other"], ["fork", "other", "--at-step", "1"], ["reap", "other"]]
+)
+def test_a_folder_that_holds_no_run_or_a_damaged_one(
+    everburn: Everburn, command: list[str]
+) -> None:
+    """As the recipe's files of `everburn hud train` do, which have a configuration of their own."""
+    file = everburn.folder / "runs" / "other" / "config.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"backend": "emulator", "steps": 3}')
+    done = everburn(*command)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {file} is no run's configuration: ")
+    assert "steps: no such field" in done.stderr
+    assert "Traceback" not in done.stderr
+
+    file.write_text('{"backend": "emul')
+    done = everburn(*command)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {file} isn't JSON: ")
+    assert "Traceback" not in done.stderr
+    assert everburn.processes() == []
+
+
 def test_usage_errors_are_bad_input(everburn: Everburn) -> None:
     assert "Missing argument" in refused(everburn, "run")
     assert "No such option" in refused(everburn, "dev", "--prot", "1")

@@ -8,8 +8,10 @@ import pytest
 from everburn.emulator import base_model
 from support.command_line import ROOT, Everburn
 from support.emulator import RunningEmulator
+from support.sums import write_sums
 from workers import doctor
-from workers.doctor import check_disk, check_packages, check_python
+from workers.doctor import check_disk, check_packages, check_python, check_store
+from workers.run_file import load_run_file
 
 
 def test_a_machine_that_has_everything(everburn: Everburn) -> None:
@@ -95,6 +97,19 @@ def test_another_package_of_our_name(everburn: Everburn) -> None:
 
 def test_our_own_packages_are_in_their_place() -> None:
     assert {finding.verdict for finding in check_packages()} == {"ok"}
+
+
+def test_a_store_whose_library_is_missing(
+    everburn: Everburn, tmp_path: Path, uninstalled_store: str
+) -> None:
+    write_sums(everburn.folder, 4)
+    verdicts = {}
+    for store in (uninstalled_store, "nowhere://bucket", "memory://bucket/runs", "runs"):
+        file = load_run_file(everburn.folder / "run.json", [f"store={store}"], tmp_path)
+        verdicts[store] = check_store(file.config)
+    assert [each.verdict for each in verdicts.values()] == ["missing", "missing", "ok", "ok"]
+    assert verdicts[uninstalled_store].text == f"{uninstalled_store}: Install absentfs"
+    assert f"ok      store: {everburn.folder}/runs" in everburn("doctor", "run.json").stdout
 
 
 def test_an_unsupported_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,8 +182,10 @@ def test_a_run_is_found_by_its_id_its_folder_or_its_url(
         ("second", "there is no run in {here}/runs/second: name one by its id below {here}/runs"),
         ("memory://bucket/second", "there is no run in memory://bucket/second: name one"),
         ("nowhere://bucket/second", "nowhere://bucket/second: Protocol not known: nowhere"),
+        ("absent://bucket/runs/second", "absent://bucket/runs/second: Install absentfs"),
     ],
 )
+@pytest.mark.usefixtures("uninstalled_store")
 def test_a_run_that_is_not_there_is_named(tmp_path: Path, name: str, complaint: str) -> None:
     with pytest.raises(BadInputError) as caught:
         find_run_folder(name, tmp_path)

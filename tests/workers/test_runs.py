@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from temporalio import workflow
 from temporalio.client import Client, WorkflowHandle
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from support.farm import register_namespace
+from support.long_runs import LongRun, long_runs
 from support.sums import write_sums
 from support.waiting import until
 from workers.errors import BadInputError, UserError
@@ -19,33 +16,8 @@ from workers.run_file import load_run_file
 from workers.run_views import stop_run
 from workers.runs import Run, find_run, list_runs
 from workers.server import Server
-from workflows.messages import StopRequest
-from workflows.queues import ORCHESTRATOR_QUEUE
 
 NAMESPACE = "runs"
-
-
-@workflow.defn(name="TrainRun")
-class LongRun:
-    """Continues as new when it is told to; a real one does after some thousand events."""
-
-    def __init__(self) -> None:
-        self._goes_on = False
-        self._stopped = False
-
-    @workflow.run
-    async def run(self, values: dict[str, Any]) -> None:
-        await workflow.wait_condition(lambda: self._goes_on or self._stopped)
-        if self._goes_on:
-            workflow.continue_as_new(values)
-
-    @workflow.signal
-    def go_on(self) -> None:
-        self._goes_on = True
-
-    @workflow.signal
-    def stop(self, request: StopRequest) -> None:
-        self._stopped = True
 
 
 async def listed(client: Client, **states: str) -> list[Run]:
@@ -63,29 +35,18 @@ async def listed(client: Client, **states: str) -> list[Run]:
 async def test_an_old_run_that_continues_as_new_is_not_the_newest(
     tmp_path: Path, temporal_server: str
 ) -> None:
-    await register_namespace(temporal_server, NAMESPACE)
-    server = Server(temporal_server, NAMESPACE)
-    client = await server.connect()
     write_sums(tmp_path, 4)
     file = load_run_file(tmp_path / "run.json", [], tmp_path)
+    server = Server(temporal_server, NAMESPACE)
+    async with long_runs(temporal_server, NAMESPACE):
+        client = await server.connect()
 
-    async def start(run_id: str) -> "WorkflowHandle[Any, Any]":
-        _, handle = await start_run(Launch(file, run_id, server), client)
-        return handle
+        async def start(run_id: str) -> "WorkflowHandle[Any, Any]":
+            _, handle = await start_run(Launch(file, run_id, server), client)
+            return handle
 
-    with pytest.raises(UserError, match="has no runs yet"):
-        await find_run(client, None)
-    # Everburn's own client lets none but Everburn's workflows run.
-    plain = await Client.connect(
-        temporal_server, namespace=NAMESPACE, data_converter=pydantic_data_converter
-    )
-    worker = Worker(
-        plain,
-        task_queue=ORCHESTRATOR_QUEUE,
-        workflows=[LongRun],
-        workflow_runner=UnsandboxedWorkflowRunner(),
-    )
-    async with worker:
+        with pytest.raises(UserError, match="has no runs yet"):
+            await find_run(client, None)
         older = await start("older")
         (began,) = await listed(client, older="running")
         assert (await find_run(client, None)).id == "older"
