@@ -68,11 +68,10 @@ class RunLeft(Exception):
     def description(self, server: Server, stack: "Stack | None") -> list[str]:
         """What still runs, and how to reach it."""
         run, everburn, temporal = self.run_id, as_typed("everburn"), as_typed("temporal")
-        where = "" if stack is not None else f" --address {server.address}"
         lines = [
             f"left run {run}: it was asked to stop, and goes on until it has, and its trainer "
             "session with it",
-            f"  see where it is:  {everburn} status {run}{where}",
+            f"  see where it is:  {everburn} status {run}{server.everburn_options}",
             f"  end it sooner:    {temporal} workflow cancel --workflow-id {run} {server.options}",
         ]
         return lines if stack is None else lines + stack.leftover()
@@ -115,9 +114,8 @@ async def launch(order: Launch, console: Console) -> int:
         print_line(console, page)
     for other in await open_runs(client):
         if other.id != run_id:
-            print_line(
-                console, f"run {other.id} goes on beside it: `everburn stop {other.id}` ends it"
-            )
+            stop = f"everburn stop {other.id}{order.server.everburn_options}"
+            print_line(console, f"run {other.id} goes on beside it: `{stop}` ends it")
     with progress_on(console) as progress:
         watch = Watch(client, handle, progress, order)
         ending = await watch.until_end()
@@ -156,7 +154,7 @@ async def start_run(order: Launch, client: "Client") -> "tuple[str, Handle]":
             memo={STARTED_MEMO: datetime.now(UTC)},
         )
     except WorkflowAlreadyStartedError:
-        raise _taken(run_id) from None
+        raise _taken(order.server, run_id) from None
     return run_id, handle
 
 
@@ -171,13 +169,13 @@ async def check_id_is_free(server: Server, run_id: str) -> None:
         if error.status == RPCStatusCode.NOT_FOUND:
             return
         raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
-    raise _taken(run_id)
+    raise _taken(server, run_id)
 
 
-def _taken(run_id: str) -> BadInputError:
+def _taken(server: Server, run_id: str) -> BadInputError:
     return BadInputError(
         f"there is a run {run_id!r} already: choose another --id, or look at it with "
-        f"`everburn status {run_id}`"
+        f"`everburn status {run_id}{server.everburn_options}`"
     )
 
 

@@ -67,9 +67,10 @@ async def reap_run(
 async def _require_ended(
     run: RunRef, address: str | None, namespace: str, folder: Path, ended: bool
 ) -> None:
-    known, why = None, ""
+    known, why, at = None, "", ""
     try:
         server = Server.find(address, namespace, folder)
+        at = server.everburn_options
         known = await look_up(server, run)
         why = f"the Temporal server at {server.address} doesn't know it: name its own by --address"
     except UserError as error:
@@ -77,7 +78,7 @@ async def _require_ended(
     if known is not None and known.open:
         raise BadInputError(
             f"run {run.id} is running: its completions end what they made. Stop it first, with "
-            f"`everburn stop {run.id}`"
+            f"`everburn stop {run.id}{at}`"
         )
     said = ended or (known is not None and known.own)
     if not said and ending_of(ArtifactStore.of(run)) is None:

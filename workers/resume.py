@@ -65,17 +65,18 @@ async def goes_on(server: Server, run: RunRef, changes: bool) -> bool:
     known = await look_up(server, run)
     if known is None or not known.open:
         return False
+    at = server.everburn_options
     if not known.own:
         raise BadInputError(
             f"a run of the id {run.id!r} goes on at {server.address}, and {run.folder} knows "
-            f"nothing of it so far: look at it with `everburn status {run.id}`"
+            f"nothing of it so far: look at it with `everburn status {run.id}{at}`"
         )
     if changes:
         raise BadInputError(
             f"run {run.id} hasn't ended, and goes on by itself while server and workers are up: "
-            f"`everburn resume {run.id}` without --set stays with it. To change it: `temporal "
-            f"workflow update execute --workflow-id {run.id} --name reconfigure --input ...`; to "
-            f"end it first: `everburn stop {run.id}`"
+            f"`everburn resume {run.id}{at}` without --set stays with it. To change it: `temporal "
+            f"workflow update execute --workflow-id {run.id} --name reconfigure {server.options} "
+            f"--input ...`; to end it first: `everburn stop {run.id}{at}`"
         )
     return True
 

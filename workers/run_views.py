@@ -16,7 +16,8 @@ async def show_runs(server: Server, console: Console) -> None:
     client = await server.connect()
     runs = await list_runs(client)
     if not runs:
-        console.print("no runs yet: start one with `everburn run CONFIG`", markup=False)
+        start = f"everburn run CONFIG{server.everburn_options}"
+        print_line(console, f"no runs yet: start one with `{start}`")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for name in ("run", "state", "started", "took"):
@@ -34,8 +35,8 @@ async def show_runs(server: Server, console: Console) -> None:
 async def show_run(server: Server, run_id: str | None, console: Console) -> None:
     """Raises UserError where there is no such run, or nobody to say where it is."""
     client = await server.connect()
-    run = await find_run(client, run_id)
-    status = await run_status(client, run)
+    run = await find_run(server, client, run_id)
+    status = await run_status(server, client, run)
     lines = [
         f"run {run.id}: {run.state}, {duration(status.elapsed_seconds)}",
         activity(status),
@@ -69,12 +70,13 @@ async def show_run(server: Server, run_id: str | None, console: Console) -> None
 
 async def stop_run(server: Server, run_id: str | None, drain: bool, console: Console) -> None:
     client = await server.connect()
-    run = await find_run(client, run_id)
+    run = await find_run(server, client, run_id)
     if not run.open:
         print_line(console, f"run {run.id} has ended already: {run.state}")
         return
     await request_stop(client, run.id, drain)
-    print_line(console, f"run {run.id} stops gracefully: see `everburn status {run.id}`")
+    status = f"everburn status {run.id}{server.everburn_options}"
+    print_line(console, f"run {run.id} stops gracefully: see `{status}`")
 
 
 def _took(run: Run) -> str:

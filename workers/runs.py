@@ -82,7 +82,7 @@ async def _matching(client: "Client", query: str, limit: int | None = None) -> l
     return list(found.values())
 
 
-async def find_run(client: "Client", run_id: str | None) -> Run:
+async def find_run(server: Server, client: "Client", run_id: str | None) -> Run:
     """The run of that id; without one the run that is open, or where none is the newest.
 
     Raises:
@@ -98,13 +98,15 @@ async def find_run(client: "Client", run_id: str | None) -> Run:
             raise BadInputError(f"which run? {len(runs)} are open: {names}")
         runs = runs or await list_runs(client)
         if not runs:
-            raise UserError("this server has no runs yet: start one with `everburn run CONFIG`")
+            start = f"everburn run CONFIG{server.everburn_options}"
+            raise UserError(f"this server has no runs yet: start one with `{start}`")
         return runs[0]
     try:
         description = await client.get_workflow_handle(run_id).describe()
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
-            raise UserError(f"there is no run {run_id!r}: `everburn list` shows them") from None
+            listing = f"everburn list{server.everburn_options}"
+            raise UserError(f"there is no run {run_id!r}: `{listing}` shows them") from None
         raise
     return await Run.of(description)
 
@@ -142,7 +144,7 @@ async def look_up(server: Server, run: RunRef) -> Known | None:
     )
 
 
-async def run_status(client: "Client", run: Run) -> Status:
+async def run_status(server: Server, client: "Client", run: Run) -> Status:
     """Where a run is, from the run itself; also after its end.
 
     Raises:
@@ -160,9 +162,11 @@ async def run_status(client: "Client", run: Run) -> Status:
     except WorkflowQueryFailedError as error:
         raise UserError(f"run {run.id} ({run.state}) can't say where it is: {error}") from None
     except RPCError as error:
+        worker = f"everburn worker orchestrator{server.everburn_options}"
+        start = "everburn dev" if server.of_folder else worker
         raise UserError(
             f"run {run.id} ({run.state}) doesn't answer: {error.message}. Its status comes from an "
-            "orchestrator worker: start one with `everburn dev` or `everburn worker orchestrator`"
+            f"orchestrator worker: start one with `{start}`"
         ) from None
 
 

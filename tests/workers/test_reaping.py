@@ -177,7 +177,10 @@ async def test_a_server_says_of_its_own_runs_whether_they_have_ended(
     # As the folder has it while a resumed life begins.
     record_control(ArtifactStore.of(run), Control(at=0.0, what="stopped", ending="stopped"))
     for ended in (False, True):
-        with pytest.raises(BadInputError, match=f"run {run.id} is running"):
+        with pytest.raises(
+            BadInputError,
+            match=f"run {run.id} is running.*stop {run.id} --address {temporal_server}`",
+        ):
             await reaped(tmp_path, run, temporal_server, ended)
 
     await handle.terminate()

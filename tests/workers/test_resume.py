@@ -118,6 +118,7 @@ async def test_only_the_run_of_the_folder_is_stayed_with(
     write_sums(tmp_path, 4)
     config = parse_config(json.loads((tmp_path / "run.json").read_text()))
     server = Server(temporal_server)
+    at = f" --address {temporal_server}"
     client = await Client.connect(temporal_server)
     run = RunRef(store=str(tmp_path / "runs"), id=f"resumed-{uuid.uuid4().hex[:8]}")
     assert not await goes_on(server, run, changes=True)
@@ -126,12 +127,16 @@ async def test_only_the_run_of_the_folder_is_stayed_with(
     assert handle.first_execution_run_id is not None
     create_run_folder(run, config, Owner(chain=handle.first_execution_run_id))
     assert await goes_on(server, run, changes=False)
-    with pytest.raises(BadInputError, match="hasn't ended, and goes on by itself"):
+    with pytest.raises(BadInputError, match="hasn't ended, and goes on by itself") as refusal:
         await goes_on(server, run, changes=True)
+    assert f"--name reconfigure {server.options} --input" in str(refusal.value)
+    assert f"`everburn stop {run.id}{at}`" in str(refusal.value)
 
     other = RunRef(store=str(tmp_path / "others"), id=run.id)
     create_run_folder(other, config, Owner(chain="that of another server"))
-    with pytest.raises(BadInputError, match=f"{other.folder} knows nothing of it so far"):
+    with pytest.raises(
+        BadInputError, match=f"{other.folder} knows nothing of it so far.*{run.id}{at}`"
+    ):
         await goes_on(server, other, changes=False)
 
     await handle.terminate()

@@ -1,5 +1,6 @@
 """Which runs a server has, and which of them a person means who names none."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,17 @@ async def test_an_old_run_that_continues_as_new_is_not_the_newest(
     server = Server(temporal_server, NAMESPACE)
     async with long_runs(temporal_server, NAMESPACE):
         client = await server.connect()
+        at = f" --address {temporal_server} --namespace {NAMESPACE}"
 
         async def start(run_id: str) -> "WorkflowHandle[Any, Any]":
             _, handle = await start_run(Launch(file, run_id, server), client)
             return handle
 
-        with pytest.raises(UserError, match="has no runs yet"):
-            await find_run(client, None)
+        with pytest.raises(UserError, match=f"`everburn run CONFIG{at}`"):
+            await find_run(server, client, None)
         older = await start("older")
         (began,) = await listed(client, older="running")
-        assert (await find_run(client, None)).id == "older"
+        assert (await find_run(server, client, None)).id == "older"
         await start("younger")
         await listed(client, older="running", younger="running")
 
@@ -64,13 +66,17 @@ async def test_an_old_run_that_continues_as_new_is_not_the_newest(
         runs = await listed(client, older="running", younger="running")
         assert [run.id for run in runs] == ["younger", "older"]
         assert runs[1].started == began.started < runs[0].started
-        assert (await find_run(client, "older")).started == began.started
+        assert (await find_run(server, client, "older")).started == began.started
 
         with pytest.raises(BadInputError, match="2 are open: older, younger"):
             await stop_run(server, None, False, Console())
-        await stop_run(server, "younger", False, Console())
+        with pytest.raises(UserError, match=f"`everburn list{at}` shows them"):
+            await find_run(server, client, "absent")
+        output = StringIO()
+        await stop_run(server, "younger", False, Console(file=output))
+        assert f"see `everburn status younger{at}`" in output.getvalue()
         await listed(client, older="running", younger="completed")
-        assert (await find_run(client, None)).id == "older"
+        assert (await find_run(server, client, None)).id == "older"
         await stop_run(server, None, False, Console())
         await listed(client, older="completed", younger="completed")
-        assert (await find_run(client, None)).id == "younger"
+        assert (await find_run(server, client, None)).id == "younger"
