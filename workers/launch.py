@@ -33,6 +33,7 @@ from workers.runs import (
 from workers.scripts import as_typed
 from workers.server import Server
 from workers.signals import interrupts_call
+from workers.stale_code import stale_code
 from workers.terminal import print_line
 from workflows.messages import RolloutsFailed, RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
 
     from workers.stack import Stack
+    from workers.stack_folder import StackState
     from workflows.state import RunState
     from workflows.train_run import TrainRun
 
@@ -93,6 +95,8 @@ class Launch:
     """Whether the run goes on already, and is only stayed with."""
     epilogue: Epilogue | None = None
     """What else there is to say at the end. Then `news` and it tell of the checkpoints."""
+    found: "StackState | None" = None
+    """The stack that does the work, where it was up already."""
 
 
 async def launch(order: Launch, console: Console) -> int:
@@ -104,6 +108,10 @@ async def launch(order: Launch, console: Console) -> int:
         RunLeft: at the second interrupt.
     """
     client = await order.server.connect()
+    if order.found is not None and not order.follows:
+        note = await stale_code(order.file.config, order.found, Path.cwd(), client)
+        if note is not None:
+            print_line(console, note)
     run_id, handle = await start_run(order, client)
     print_line(console, f"run {run_id}")
     try:

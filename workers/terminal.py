@@ -4,6 +4,7 @@ Doesn't own the watching (launch.py). Light: what is heavy is imported inside.
 """
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -28,6 +29,9 @@ def stay_with(order: "Launch", stack: "Stack | None" = None) -> int:
     """Launch, and say what still runs when the person leaves it; the exit code."""
     from workers.launch import RunLeft, launch
 
+    if stack is not None and not stack.started_here:
+        # As it is now: its workers may have been started again.
+        order = replace(order, found=stack.folder.find() or stack.state)
     try:
         return asyncio.run(launch(order, console))
     except RunLeft as left:
