@@ -157,8 +157,9 @@ class RunEnding:
                 self.trainer.check()
             except LeaseLostError as loss:
                 if not await self.recovery.recover(loss):
-                    return
-            await self.producer.settle_fatal()
+                    break
+        # Also where it had failed already, while the final checkpoint was saved.
+        await self.producer.settle_fatal()
 
     async def _end_groups(self) -> None:
         state = self.state

@@ -8,6 +8,7 @@ from temporalio import activity
 
 from activities import heartbeats
 from everburn import RecoverableRolloutError
+from everburn.controls import ending_of
 from everburn.failures import SnapshotGoneError
 from support.farm import Run, Start
 from support.script import Draw, Script
@@ -70,6 +71,35 @@ async def test_a_row_that_keeps_failing_fails_its_evaluation(start_tuned: Start)
     assert evaluated(run) == [1, 3, 1]
     (note,) = (await run.status()).notes
     assert note.startswith("evaluation of version 0: ") and "the judge is asleep" in note
+
+
+async def test_a_final_evaluation_that_fails_beside_the_final_checkpoint_ends_the_run(
+    start_tuned: Start,
+):
+    """Nobody waits for it then: it is over when its turn comes."""
+    saved = Gate()
+
+    async def evaluate(step: int, rollout_fn: object) -> dict[str, float]:
+        if step == 1:
+            await saved.passed()
+            raise KeyError("grader")
+        return {"skill": 1.0}
+
+    script = Script(evaluate=evaluate)
+    saving = script.trainer.hold("save_checkpoint state-1")
+    run = await start_tuned(script, rows=1, on_any_rollout_failure="fail")
+    await run.trainer.reached("save_checkpoint state-1")
+    saved.open()
+
+    async def has_failed() -> bool:
+        return (await run.status()).error is not None
+
+    await until(has_failed)
+    saving.open()
+    failure = await run.failure()
+    assert failure.type == "RolloutFailed" and "KeyError: 'grader'" in failure.message
+    assert ending_of(run.store) == "failed"
+    assert run.trainer.finished[-1] == "save_checkpoint state-1"
 
 
 async def test_a_fatal_error_ends_the_other_rows_at_once(start_tuned: Start):
