@@ -147,6 +147,12 @@ class Producer:
             )
         self.refill(after_completion=True)
 
+    @property
+    def fails(self) -> bool:
+        """Whether a fatal error ends the run, now or before the next batch; any other holds it."""
+        fatal = self._state.fatal
+        return fatal is not None and not fatal.holds and self._settings.config.on_fatal == "fail"
+
     async def settle_fatal(self) -> bool:
         """Between batches, or before the open one is sealed: act on a fatal error.
 
@@ -158,26 +164,22 @@ class Producer:
             ApplicationError
         """
         state = self._state
+        if self.fails:
+            await self._count_failures()
+        if state.fatal is not None and not self.fails:
+            state.refuse_checkpoint(state.fatal.held)
+            state.phase = "held"
+            state.waiting_for = "resume, skip_row or stop"
+            await workflow.wait_condition(lambda: state.fatal is None or state.stop or self.fails)
         if state.fatal is None:
             return False
-        if self._settings.config.on_fatal == "fail" and not state.fatal.holds:
-            if (
-                self._settings.config.on_any_rollout_failure == "fail"
-                and state.fatal.group is not None
-            ):
-                await self._count_failures()
+        if self.fails:
             raise ApplicationError(
                 state.fatal.error,
                 *([state.fatal.rollouts] if state.fatal.rollouts is not None else []),
                 type=state.fatal.error_type,
                 non_retryable=True,
             )
-        state.refuse_checkpoint(state.fatal.held)
-        state.phase = "held"
-        state.waiting_for = "resume, skip_row or stop"
-        await workflow.wait_condition(lambda: state.fatal is None or state.stop)
-        if state.fatal is None:
-            return False
         state.note(f"stopped while it was held: {state.fatal.error}")
         state.fatal = None
         # A stop that drains waits for rows that are begun again, and they waited for this.
@@ -371,6 +373,9 @@ class Producer:
     async def _count_failures(self) -> None:
         """Where any failure ends the run, the phase ends first: all that fails is counted."""
         state = self._state
+        any_failure = self._settings.config.on_any_rollout_failure == "fail"
+        if not any_failure or state.fatal is None or state.fatal.group is None:
+            return
         state.phase, state.waiting_for = "failing", "the rollouts in flight, to count what fails"
         await workflow.wait_condition(lambda: not state.out or state.stop)
 

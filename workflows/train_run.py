@@ -405,7 +405,7 @@ class TrainRun:
 
     @resume.validator
     def _check_resume(self) -> None:
-        self._check_running()
+        self._check_not_failing()
         if not self._state.paused and self._state.fatal is None:
             raise ValueError("the run is neither paused nor held")
 
@@ -427,6 +427,7 @@ class TrainRun:
         self._check_going_on()
         if not self._state.checkpoints:
             raise ValueError("the run hasn't saved its initial state yet")
+        self._check_not_failing()
         if self._state.fatal is not None:
             raise ValueError(self._state.fatal.held)
 
@@ -455,7 +456,7 @@ class TrainRun:
 
     @skip_row.validator
     def _check_skip_row(self) -> None:
-        self._check_running()
+        self._check_not_failing()
         fatal = self._state.fatal
         if fatal is None:
             raise ValueError("the run isn't held: there is no row to skip")
@@ -465,6 +466,12 @@ class TrainRun:
     def _check_running(self) -> None:
         if self._config_error is not None:
             raise ValueError("the run's configuration is invalid")
+
+    def _check_not_failing(self) -> None:
+        self._check_running()
+        fatal = self._state.fatal
+        if fatal is not None and self._producer.fails:
+            raise ValueError(f"the run fails: {fatal.error}")
 
     def _check_going_on(self) -> None:
         self._check_running()

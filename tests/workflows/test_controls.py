@@ -260,6 +260,39 @@ async def test_a_held_run_saves_no_checkpoint_and_says_why(start: Start):
     await run.result()
 
 
+async def test_a_run_that_fails_is_not_resumed(start: Start):
+    """Nor does it begin the row again that it fails over, while it counts what else does."""
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 0:
+            raise KeyError("tool")
+        await gate.passed()
+        return await spread(draw)
+
+    run = await start(
+        Script(play), rows=3, max_head_offpolicy_versions=1, on_any_rollout_failure="fail"
+    )
+    await run.until(phase="failing")
+    for update in (TrainRun.resume, TrainRun.skip_row, TrainRun.checkpoint):
+        answer = await refusal(run, update)
+        assert answer.startswith("the run fails: ") and "KeyError: 'tool'" in answer
+    gate.open()
+    failure = await run.failure()
+    assert failure.type == "KeyError"
+    assert len(run.script.draws(0)) == 2
+
+
+async def test_a_held_run_can_be_let_fail(start: Start):
+    async def play(draw: Draw) -> float:
+        raise KeyError("tool")
+
+    run = await start(Script(play), rows=1, on_fatal="hold")
+    await run.until(phase="held")
+    await run.handle.execute_update(TrainRun.reconfigure, {"on_fatal": "fail"})
+    assert (await run.failure()).type == "KeyError"
+
+
 async def test_a_run_that_ends_takes_no_changes_any_more(start: Start):
     script = Script()
     saving = script.trainer.hold("save_checkpoint state-1")
