@@ -371,13 +371,19 @@ class Producer:
         self._resolve_rejected(report.key.cursor)
 
     async def _count_failures(self) -> None:
-        """Where any failure ends the run, the phase ends first: all that fails is counted."""
+        """Where any failure ends the run, the phase ends first: all that fails is counted.
+
+        As far as it has ended, where the trainer is lost meanwhile: rollouts would wait for a
+        snapshot that nobody brings back any more.
+        """
         state = self._state
         any_failure = self._settings.config.on_any_rollout_failure == "fail"
         if not any_failure or state.fatal is None or state.fatal.group is None:
             return
         state.phase, state.waiting_for = "failing", "the rollouts in flight, to count what fails"
-        await workflow.wait_condition(lambda: not state.out or state.stop)
+        await workflow.wait_condition(
+            lambda: not state.out or state.stop or state.lease_end is not None
+        )
 
     def _resolve_rejected(self, cursor: int) -> None:
         self._state.counters.rows_rejected += 1

@@ -12,7 +12,7 @@ from everburn.refs import GroupKey, group_workflow_id, rollout_key
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows import attempts
+from workflows import attempts, watchdog
 from workflows.train_run import TrainRun
 
 
@@ -202,6 +202,30 @@ async def test_where_any_failure_ends_the_run_the_phase_ends_first_and_all_are_c
     assert (details["version"], details["evaluation"], details["failed"]) == (0, False, 3)
     assert details["first"].endswith("row 0 · completion 0: " + ASLEEP)
     assert len(run.script.ended) == 8 and run.trained == []
+
+
+async def test_failures_are_counted_as_far_as_they_had_ended_when_the_trainer_is_lost(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    """Rollouts in flight wait for their snapshot, which no recovery brings back any more."""
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.2)
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 0:
+            return await fail(draw)
+        raise SnapshotGoneError("policy version 0 isn't served")
+
+    run = await start_tuned(
+        Script(play), rows=2, max_head_offpolicy_versions=1, on_any_rollout_failure="fail"
+    )
+    await run.until(phase="failing")
+    lease = tunable_farm.client.get_workflow_handle(f"{run.id}/lease-1")
+    await lease.terminate("lost")
+    failure = await run.failure()
+    assert failure.type == "RolloutFailed"
+    (details,) = failure.details
+    assert details["failed"] == 2
+    assert run.trainer.count("open") == 1
 
 
 async def test_a_fatal_rollout_tells_its_phase_too(start_tuned: Start):
