@@ -377,6 +377,8 @@ class OptimizerStep:
         checkpoint: str | None,
     ) -> None:
         state, told = self.state, (self.state.told_committed, self.state.told)
+        # What comes while it is being committed belongs to the next step.
+        rejected, state.rejected = state.rejected, RewardSum()
         self._phase("committing", "the ledger")
         committed = await self.recorder.commit(
             CommitStep(
@@ -395,7 +397,7 @@ class OptimizerStep:
                 told=told,
                 seconds=metrics["perf/step_time"],
                 metrics=metrics,
-                rejected=state.rejected,
+                rejected=rejected,
                 attempts=state.attempts,
                 save_seconds=state.save_seconds,
                 producer=self.recorder.take_producer_samples(),
@@ -404,8 +406,6 @@ class OptimizerStep:
         for group in state.queue.commit():
             state.cursor.resolve(group.c)
             state.again.pop(group.c, None)
-        state.rejected = RewardSum()
-        # What came while it was being committed belongs to the next step.
         state.told_committed = told[1]
         state.save_seconds.clear()
         state.sent = Sent()

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from activities import rollouts
+from activities import records, rollouts
 from everburn import RolloutRun, RolloutSample
+from everburn.ledger import LedgerEntry
+from everburn.refs import RunRef
+from everburn.steps import StepOutcome
 from support import tasks
 from support.farm import Start
-from support.script import Draw, Script, one_segment
+from support.script import Draw, Script, behind, one_segment
 from support.waiting import Gate, until
 
 
@@ -54,6 +57,32 @@ async def test_raw_metrics_are_of_all_completions_and_filtered_ones_of_those_kep
     assert step["rollout/raw_reward"] == (0 + 1 + 1 + 2 + 2 + 3) / 6
     assert step["rollout/filtered_reward"] == (1 + 2 + 2 + 3) / 4
     assert step["rollout/filter_ratio"] == pytest.approx(1 / 3)
+
+
+async def test_a_row_rejected_while_a_step_is_committed_counts_in_the_next(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    committing, rejected = threading.Event(), threading.Event()
+    commit = records.commit_step
+
+    def stand_still(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
+        if outcome.step == 1:
+            committing.set()
+            assert rejected.wait(30)
+        return commit(run, outcome)
+
+    monkeypatch.setattr(records, "commit_step", stand_still)
+    gates = {1: Gate(), 2: Gate()}
+    script = Script(behind(gates), keep=lambda group: group.row["row"] != 1)
+    run = await start(script, rows=3, max_head_offpolicy_versions=2)
+    await until(committing.is_set)
+    gates[1].open()
+    await run.until(rows_resolved=1)
+    rejected.set()
+    gates[2].open()
+    await run.result()
+    samples = [(m["rollout/raw_samples"], m["rollout/filtered_samples"]) for m in run.metrics()]
+    assert samples == [(2, 2), (4, 2)]
 
 
 async def test_none_drops_a_draw_and_the_others_are_trained(start: Start):
