@@ -52,6 +52,7 @@ class Producer:
         self._settings = settings
         self.open = False
         """Admission is closed until weights and version are live."""
+        self._is_over = False
         self._starting: dict[asyncio.Task[None], None] = {}
         """In order: what a workflow does to several tasks must be the same at each replay."""
         self._unborn: set[int] = set()
@@ -85,9 +86,13 @@ class Producer:
         self.open = True
         self.refill()
 
+    def close(self) -> None:
+        """The run ends: begin nothing any more, whoever opens admission or resumes the run."""
+        self._is_over = True
+
     def halt(self) -> None:
         """Begin nothing any more, nor what was asked for in this very workflow task."""
-        self.open = False
+        self.close()
         for task in list(self._starting):
             task.cancel()
 
@@ -97,7 +102,7 @@ class Producer:
         if after_completion:
             state.counters.completion_refill_attempts += 1
         before = state.counters.rows_submitted
-        if self.open and not state.paused and state.fatal is None:
+        if self.open and not self._is_over and not state.paused and state.fatal is None:
             if not state.stop or state.drain:
                 self._admit_retries()
             if not state.stop:

@@ -268,13 +268,13 @@ class TrainRun:
         )
 
     def _end_steps(self) -> None:
-        """Nobody need wait for a step's checkpoint any more."""
+        """No row is begun any more, and nobody need wait for a step's checkpoint."""
         self._ending = True
+        self._producer.close()
         self._state.refuse_checkpoint(ENDING)
 
     async def _unwind(self, error: BaseException) -> None:
         """Leave nothing that spends: also when the run was cancelled."""
-        self._producer.open = False
         self._end_steps()
         cancelled = is_cancelled_exception(error)
         self._state.enter("cancelling" if cancelled else "failing", "cleanup")

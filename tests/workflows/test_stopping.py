@@ -339,3 +339,29 @@ async def test_a_stop_that_drains_waits_for_no_row_that_nobody_begins_again(
     # What was begun again after the hold is complete, and stays untrained as all of its batch.
     again = {(group.key.cursor, group.key.attempt) for group in run.groups}
     assert again == ({(0, 0), (1, 0), (1, 1)} if held else {(0, 0), (1, 0)})
+
+
+async def test_a_resume_while_the_run_ends_begins_no_row_again(start: Start):
+    """A row whose next attempt waited for the end of a pause, as the stop that drains found it."""
+    gate = Gate()
+
+    async def play(draw: Draw) -> float | None:
+        if draw.row == 1:
+            await gate.passed()
+            return None
+        return draw.completion
+
+    script = Script(play)
+    saving = script.trainer.hold("save_checkpoint state-1")
+    run = await start(script, rows=2, min_group_size=2, max_incomplete_group_retries=1)
+    await run.until(step=1, groups_in_flight=1)
+    await run.handle.execute_update(TrainRun.pause)
+    await run.handle.signal(TrainRun.stop, StopRequest(drain=True))
+    gate.open()
+    await run.trainer.reached("save_checkpoint state-1")
+    await run.handle.execute_update(TrainRun.resume)
+    assert (await run.status()).groups_in_flight == 0
+    saving.open()
+    result = await run.result()
+    assert (result.stopped, result.steps, result.checkpoint) == (True, 1, "scripted/state-1")
+    assert [draw.tries for draw in run.script.draws(1)] == [0, 0]
