@@ -89,9 +89,6 @@ class RunEnding:
             attempts += 1
             try:
                 saved = await save_checkpoint(self.trainer, state, state.step)
-                remember(state, CheckpointAt(step=state.step, path=saved.path))
-                state.save_seconds[state.step] = saved.seconds
-                await self.recorder.control("final checkpoint", checkpoint=saved.path)
             except ActivityError as error:
                 cause = getattr(error.cause, "message", str(error.cause))
                 state.note(f"final checkpoint, attempt {attempts}: {cause}")
@@ -106,6 +103,10 @@ class RunEnding:
                 attempts = 0
                 if not await self.recovery.recover(loss):
                     return
+            else:
+                remember(state, CheckpointAt(step=state.step, path=saved.path))
+                state.save_seconds[state.step] = saved.seconds
+                await self.recorder.control("final checkpoint", checkpoint=saved.path)
 
     async def _promote(self) -> None:
         """Make a model of the final policy, as long as its session lives."""

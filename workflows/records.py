@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import JsonValue
 from temporalio import workflow
+from temporalio.exceptions import is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import (
@@ -107,7 +108,13 @@ class Recorder:
                 ending=ending,
             )
             order = RecordControl(run=state.run, control=control)
-            await self._do(RecordActivities.record_control, order, f"record: {what[:80]}")
+            try:
+                await self._do(RecordActivities.record_control, order, f"record: {what[:80]}")
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled_exception(error):
+                    # It may be written all the same, and would stand for what comes after it.
+                    state.told += 1
+                raise
             # In a turn of its own: those before `told` are written.
             state.told += 1
 

@@ -217,7 +217,8 @@ class RunState(BaseModel):
     checkpoint_error: str | None = None
     """Why the last one that was wanted couldn't be saved."""
     told: int = 0
-    """The number of the next control in this life; those before are written."""
+    """The number of the next control in this life; those before are written, but for one over
+    which the run was cancelled."""
     told_committed: int = 0
     """The first that no committed step has followed."""
     stop: bool = False

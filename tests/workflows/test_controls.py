@@ -15,10 +15,11 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 
 from activities import records
-from everburn.controls import read_controls
+from everburn.controls import Control, ending_of, read_controls
 from everburn.ledger import LedgerEntry
 from everburn.refs import RunRef
 from everburn.steps import StepOutcome
+from everburn.store import ArtifactStore
 from everburn.trainers import TrainerRejectedError
 from support.farm import Run, Start
 from support.script import Draw, Script, behind, spread
@@ -165,6 +166,33 @@ async def test_a_run_says_how_it_ended(start: Start, how: str):
     last = read_controls(run.store)[-1]
     assert last.ending == how
     assert ("tool" in last.what) == (how == "failed")
+
+
+async def test_a_run_that_is_cancelled_while_a_control_is_written_says_how_it_ended(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """Its cleanup doesn't take the number of what may be written already."""
+    written, cancelled = threading.Event(), threading.Event()
+    record = records.record_control
+
+    def stand_still(store: ArtifactStore, control: Control) -> None:
+        record(store, control)
+        if control.what == "final checkpoint":
+            written.set()
+            assert cancelled.wait(30)
+
+    monkeypatch.setattr(records, "record_control", stand_still)
+    run = await start(Script(), rows=1)
+    await until(written.is_set)
+    await run.handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await run.result()
+    cancelled.set()
+    assert [control.what for control in read_controls(run.store)] == [
+        "final checkpoint",
+        "cancelled",
+    ]
+    assert ending_of(run.store) == "cancelled"
 
 
 async def test_a_wider_window_is_used_at_once(start: Start):
