@@ -133,8 +133,10 @@ class TrainRun:
             if self._guard.was_reset:
                 raise self._guard.error() from None
             failure = self._failure(error)
-            # An error that is its own cause can't be written down.
-            raise failure from (None if failure is error else error)
+            if failure is error:
+                # As it is: it keeps its own cause, by which a cancellation is told.
+                raise
+            raise failure from error
         finally:
             for task in company:
                 task.cancel()

@@ -12,7 +12,7 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateStage,
 )
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities import records
 from everburn.controls import Control, ending_of, read_controls
@@ -185,8 +185,9 @@ async def test_a_run_that_is_cancelled_while_a_control_is_written_says_how_it_en
     run = await start(Script(), rows=1)
     await until(written.is_set)
     await run.handle.cancel()
-    with pytest.raises(WorkflowFailureError):
+    with pytest.raises(WorkflowFailureError) as failure:
         await run.result()
+    assert isinstance(failure.value.cause, CancelledError)
     cancelled.set()
     assert [control.what for control in read_controls(run.store)] == [
         "final checkpoint",
