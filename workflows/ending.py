@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.failure_types import MODEL_ID_TAKEN, PROMOTION_REFUSED
@@ -197,6 +197,8 @@ class RunEnding:
                 )
                 left = result.left
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
             state.note(f"resources of rollouts may be left: {error.cause}; see `everburn reap`")
         else:
             if left:

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.failure_types import NO_RESOURCES
@@ -123,6 +123,8 @@ async def clean_up(run: RunRef) -> str | None:
             summary="give back trainer job and deployment",
         )
     except ActivityError as error:
+        if is_cancelled_exception(error):
+            raise
         return f"cleanup: {getattr(error.cause, 'message', error.cause)}"
     workflow.logger.info("%s", done)
     return None

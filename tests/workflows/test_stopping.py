@@ -1,5 +1,6 @@
 """How a run ends before its rows do: stop, drain, cancel."""
 
+import threading
 import time
 from datetime import timedelta
 from functools import partial
@@ -9,7 +10,9 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import CancelledError
 
+from activities import records
 from everburn.trainers import TrainerStateLostError, TrainerUnavailableError
+from everburn.trainers.jobs import Readiness, RunResources
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
@@ -365,3 +368,34 @@ async def test_a_resume_while_the_run_ends_begins_no_row_again(start: Start):
     result = await run.result()
     assert (result.stopped, result.steps, result.checkpoint) == (True, 1, "scripted/state-1")
     assert [draw.tries for draw in run.script.draws(1)] == [0, 0]
+
+
+@pytest.mark.parametrize("over", ["resources of rollouts", "job and deployment"])
+async def test_a_run_that_gives_back_what_it_has_can_be_cancelled(
+    start: Start, monkeypatch: pytest.MonkeyPatch, over: str
+):
+    """It gives them back all the same. The control plane's answers are the test's."""
+    begun, cancelled = threading.Event(), threading.Event()
+    given_back: list[str] = []
+
+    def stand_still(*args: Any) -> Any:
+        given_back.append(over)
+        if not cancelled.is_set():
+            begun.set()
+            assert cancelled.wait(30)
+        return [] if over == "resources of rollouts" else "given back"
+
+    ready = Readiness("ready", "job and deployment are ready")
+    monkeypatch.setattr(RunResources, "advance", lambda self: ready)
+    monkeypatch.setattr(RunResources, "clean_up", lambda self: "given back")
+    if over == "resources of rollouts":
+        monkeypatch.setattr(records, "registered", stand_still)
+    else:
+        monkeypatch.setattr(RunResources, "clean_up", stand_still)
+    run = await start(Script(), rows=1, backend="emulator-dedicated")
+    await until(begun.is_set)
+    await run.handle.cancel()
+    await run.until(phase="cancelling")
+    cancelled.set()
+    await ends_cancelled(run)
+    assert given_back == [over, over]
