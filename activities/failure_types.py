@@ -1,8 +1,8 @@
 """How domain errors cross into Temporal: as ApplicationErrors whose type a workflow can read.
 
-Owns the type names that workflows decide by, which errors are never retried, and that no secret
-crosses with an error, its causes or their tracebacks. Doesn't own what
-a rollout failure means (everburn/failures.py).
+Owns the type names that workflows decide by, what they read of a failed activity, which errors are
+never retried, and that no secret crosses with an error, its causes or their tracebacks. Doesn't own
+what a rollout failure means (everburn/failures.py).
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DefaultFailureConverter, PayloadConverter
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
 from everburn.secrets import redacted
 from everburn.store import CorruptArtifactError
@@ -67,6 +67,11 @@ def final_errors(*retryable: type[Exception]) -> Iterator[None]:
     except Exception as error:
         worth_it = isinstance(error, retryable) and not isinstance(error, CorruptArtifactError)
         raise application_error(error, retryable=worth_it) from error
+
+
+def message_of(error: ActivityError) -> str:
+    """What the activity said that failed."""
+    return getattr(error.cause, "message", None) or str(error.cause)
 
 
 class RedactingFailureConverter(DefaultFailureConverter):

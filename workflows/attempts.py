@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         STORE_FULL,
         WORKER_SHUTDOWN,
         WORKER_UNFIT,
+        message_of,
     )
 
 T = TypeVar("T")
@@ -100,11 +101,6 @@ async def _back_off(delay: float, what: str, kind: str, error: ActivityError) ->
     workflow.set_current_details(text)
     await workflow.sleep(delay, summary=text)
     workflow.set_current_details("")
-
-
-def message_of(error: ActivityError) -> str:
-    """What the activity said."""
-    return getattr(error.cause, "message", None) or str(error.cause)
 
 
 def _kind(error: ActivityError) -> str | None:

@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import MODEL_ID_TAKEN, PROMOTION_REFUSED
+    from activities.failure_types import MODEL_ID_TAKEN, PROMOTION_REFUSED, message_of
     from activities.messages import Promote, Promoted, ReapResult
     from activities.rollouts import RolloutActivities
     from activities.trainer import TrainerActivities
@@ -90,7 +90,7 @@ class RunEnding:
             try:
                 saved = await save_checkpoint(self.trainer, state, state.step)
             except ActivityError as error:
-                cause = getattr(error.cause, "message", str(error.cause))
+                cause = message_of(error)
                 state.note(f"final checkpoint, attempt {attempts}: {cause}")
                 if attempts >= SAVE_ATTEMPTS:
                     raise ApplicationError(
@@ -130,7 +130,7 @@ class RunEnding:
                 )
                 state.model = promoted.model
             except ActivityError as error:
-                cause = getattr(error.cause, "message", str(error.cause))
+                cause = message_of(error)
                 kind = getattr(error.cause, "type", None)
                 state.note(f"promotion, attempt {attempt}: {cause}")
                 if attempt == PROMOTE_ATTEMPTS or kind == MODEL_ID_TAKEN:
@@ -199,7 +199,8 @@ class RunEnding:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            state.note(f"resources of rollouts may be left: {error.cause}; see `everburn reap`")
+            why = message_of(error)
+            state.note(f"resources of rollouts may be left: {why}; see `everburn reap`")
         else:
             if left:
                 state.note(f"{left} resources of rollouts are left: see `everburn reap`")

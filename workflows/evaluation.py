@@ -13,6 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import message_of
     from activities.messages import (
         CompleteEvaluation,
         EvaluateFunction,
@@ -23,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN
     from everburn.evaluation import SHARD_ROWS
-    from workflows.attempts import ONCE, AttemptsUsedUpError, in_attempts, message_of
+    from workflows.attempts import ONCE, AttemptsUsedUpError, in_attempts
     from workflows.messages import EvaluationOrder, EvaluationReport
     from workflows.queues import ROLLOUT_QUEUE
 

@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import CAPACITY, STORE, UNAVAILABLE
+    from activities.failure_types import CAPACITY, STORE, UNAVAILABLE, message_of
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
     from activities.trainer import TrainerActivities
     from workflows.optimizer_step import save_checkpoint
@@ -59,7 +59,7 @@ class FirstLease:
                 return
             except LeaseLostError as loss:
                 await self.trainer.abandon(loss)
-                if self.recovery.is_closed(loss):
+                if self.recovery.takes_for_fatal(loss):
                     await self.producer.settle_fatal()
                 elif loss.kind in WAITS_FOR and (
                     loss.kind == CAPACITY or workflow.time() < deadline
@@ -87,7 +87,7 @@ class FirstLease:
         try:
             await self.trainer.run(activity, order, f"load {path}")
         except ActivityError as error:
-            cause = getattr(error.cause, "message", str(error.cause))
+            cause = message_of(error)
             raise ApplicationError(
                 f"{field} can't be used: {cause}", type="OriginRefused", non_retryable=True
             ) from error

@@ -13,11 +13,12 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import message_of
     from activities.messages import CompleteGroup, RolloutOrder, RunLife
     from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
     from everburn.refs import RolloutOutcome
-    from workflows.attempts import ONCE, AttemptsUsedUpError, in_attempts, message_of
+    from workflows.attempts import ONCE, AttemptsUsedUpError, in_attempts
     from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
     from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE
 

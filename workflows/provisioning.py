@@ -13,7 +13,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import NO_RESOURCES
+    from activities.failure_types import NO_RESOURCES, message_of
     from activities.messages import ResourceReadiness
     from activities.provisioning import ProvisioningActivities
     from everburn.refs import RunRef
@@ -125,7 +125,7 @@ async def clean_up(run: RunRef) -> str | None:
     except ActivityError as error:
         if is_cancelled_exception(error):
             raise
-        return f"cleanup: {getattr(error.cause, 'message', error.cause)}"
+        return f"cleanup: {message_of(error)}"
     workflow.logger.info("%s", done)
     return None
 

@@ -20,6 +20,7 @@ with workflow.unsafe.imports_passed_through():
         REJECTED,
         TRAINER_STATE_LOST,
         UNFIT,
+        message_of,
     )
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
@@ -98,7 +99,7 @@ class Recovery:
         attempts = 0
         await self._trainer.abandon(loss)
         while not self._unwanted():
-            if self._suspicious(loss) or self.is_closed(loss):
+            if self._suspects_step(loss) or self.takes_for_fatal(loss):
                 return "suspected"
             state.phase = f"recovering from a lost lease ({loss})"
             try:
@@ -154,7 +155,9 @@ class Recovery:
         await workflow.sleep(STOP_PATIENCE, summary="stopped, and no session to save in")
         self._impatient = True
 
-    def _suspicious(self, loss: LeaseLostError) -> bool:
+    def _suspects_step(self, loss: LeaseLostError) -> bool:
+        """Make it the run's fatal error that its trainer is lost again and again; whether it has
+        been, by now. After a resume counting begins anew."""
         state = self._state
         if state.losses < MAX_LOSSES:
             return False
@@ -172,9 +175,9 @@ class Recovery:
         state.losses = 0
         return True
 
-    def is_closed(self, loss: LeaseLostError) -> bool:
-        """Whether no other lease is to be had before a person has mended the cause; then it is the
-        run's fatal error. After a resume another lease is tried."""
+    def takes_for_fatal(self, loss: LeaseLostError) -> bool:
+        """Make a loss the run's fatal error where no other lease is to be had before a person has
+        mended its cause; whether that is so. After a resume another lease is tried."""
         state = self._state
         if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT, NO_RESOURCES}:
             return False
@@ -221,7 +224,7 @@ class Recovery:
                 )
                 return checkpoint.step
             except ActivityError as error:
-                cause = getattr(error.cause, "message", str(error.cause))
+                cause = message_of(error)
                 state.note(f"{checkpoint.path} doesn't load, an older one is tried: {cause}")
         raise LeaseLostError("no checkpoint of the run can be loaded", NO_CHECKPOINT)
 
