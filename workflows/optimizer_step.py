@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import TRAINER_STATE_LOST
+    from activities.failure_types import TRAINER_STATE_LOST, message_of
     from activities.messages import (
         CommitStep,
         OptimStep,
@@ -271,7 +271,7 @@ class OptimizerStep:
             )
         except ActivityError as error:
             # Every backward succeeded, so a trainer that refuses has lost its gradients.
-            raise LeaseLostError(str(error.cause), TRAINER_STATE_LOST) from error
+            raise LeaseLostError(message_of(error), TRAINER_STATE_LOST) from error
         self._busy.append((started, workflow.time()))
         return result
 
@@ -332,17 +332,19 @@ class OptimizerStep:
         """A person asked for a checkpoint: of the last committed step, unless it has one."""
         state = self.state
         self._phase("saving", "a checkpoint that was asked for")
-        state.checkpoint_error = "the trainer was lost meanwhile; ask again"
+        refusal = None
         try:
             if state.checkpoints[-1].step != state.step:
                 saved = await save_checkpoint(self.trainer, state, state.step)
                 remember(state, CheckpointAt(step=state.step, path=saved.path))
                 state.save_seconds[state.step] = saved.seconds
-            state.checkpoint_error = None
         except ActivityError as error:
-            state.checkpoint_error = str(error.cause)
-        finally:
-            state.checkpoint_wanted = False
+            refusal = message_of(error)
+        except LeaseLostError:
+            state.refuse_checkpoint("the trainer was lost meanwhile; ask again")
+            raise
+        # A run that is cancelled over it answers by itself.
+        state.checkpoint_error, state.checkpoint_wanted = refusal, False
 
     async def _checkpoint(self, metrics: dict[str, float | int]) -> str | None:
         """The periodic checkpoint, where one is due.
@@ -358,7 +360,7 @@ class OptimizerStep:
             try:
                 saved = await save_checkpoint(self.trainer, self.state, self.number)
             except ActivityError as error:
-                cause = getattr(error.cause, "message", str(error.cause))
+                cause = message_of(error)
                 self.state.note(f"checkpoint of step {self.number}, attempt {attempt}: {cause}")
                 continue
             except LeaseLostError as loss:

@@ -58,7 +58,8 @@ with workflow.unsafe.imports_passed_through():
 MAX_HISTORY = 3_000
 """Events after which the run continues as new once it has taken a step: replay costs 0.4 ms per
 event, and it is part of every recovery."""
-ENDING = "the run is ending: it saves its final state by itself, and nothing else can change"
+FINISHING = "the run is ending: it saves its final state by itself, and nothing else can change"
+UNWINDING = "the run is ending: it was cancelled, or has failed, and saves nothing any more"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 FULL_WAIT = timedelta(seconds=5)
 """Before a task is prepared again for which there was no space."""
@@ -71,7 +72,8 @@ class TrainRun:
         self._config_error: str | None = None
         self._guard = ResetGuard(self._halt)
         self._shown: tuple[int, float | None] | None = None
-        self._ending = False
+        self._ending: str | None = None
+        """What is answered to who wants a change, once the run ends."""
         try:
             self._settings = Settings(parse_config(config))
         except ConfigError as error:
@@ -253,7 +255,7 @@ class TrainRun:
 
     async def _finish(self, begun: bool) -> None:
         """Everything after the last step, from committed state."""
-        self._end_steps()
+        self._end_steps(FINISHING)
         await self._end().finish(begun)
         self._state.enter("stopped" if self._state.stop else "completed")
         self._show()
@@ -269,15 +271,15 @@ class TrainRun:
             self._recovery,
         )
 
-    def _end_steps(self) -> None:
+    def _end_steps(self, why: str) -> None:
         """No row is begun any more, and nobody need wait for a step's checkpoint."""
-        self._ending = True
+        self._ending = why
         self._producer.close()
-        self._state.refuse_checkpoint(ENDING)
+        self._state.refuse_checkpoint(why)
 
     async def _unwind(self, error: BaseException) -> None:
         """Leave nothing that spends: also when the run was cancelled."""
-        self._end_steps()
+        self._end_steps(UNWINDING)
         cancelled = is_cancelled_exception(error)
         self._state.enter("cancelling" if cancelled else "failing", "cleanup")
         ending: Ending = "cancelled" if cancelled else "failed"
@@ -477,8 +479,8 @@ class TrainRun:
 
     def _check_going_on(self) -> None:
         self._check_running()
-        if self._ending:
-            raise ValueError(ENDING)
+        if self._ending is not None:
+            raise ValueError(self._ending)
 
     @workflow.query(description="Where the run is.")
     def status(self) -> Status:

@@ -252,6 +252,21 @@ async def test_a_checkpoint_that_cannot_be_saved_is_not_answered_with_an_older_o
     assert result.rows == 2
 
 
+async def test_a_checkpoint_that_a_cancellation_interrupts_is_not_answered_as_lost(start: Start):
+    gate = Gate()
+    script = Script(behind({1: gate}))
+    saving = script.trainer.hold("save_checkpoint state-1")
+    run = await start(script, rows=2)
+    await run.until(step=1, groups_in_flight=1)
+    asked = asyncio.create_task(refusal(run, TrainRun.checkpoint))
+    await run.trainer.reached("save_checkpoint state-1")
+    await run.handle.cancel()
+    assert "it was cancelled, or has failed, and saves nothing any more" in await asked
+    saving.open()
+    with pytest.raises(WorkflowFailureError):
+        await run.result()
+
+
 async def test_a_run_that_is_neither_paused_nor_held_has_nothing_to_resume(start: Start):
     run = await start(Script(), rows=1)
     optimizer = run.trainer.hold("optim_step")
