@@ -50,6 +50,7 @@ from everburn.rollouts import (
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler
 from everburn.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.threads import beside
 from everburn.tokenizers import load_tokenizer, tokenizer_name
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, StoreFullError, and whatever the function raises.
         """
         begun = time.monotonic()
-        earlier = await asyncio.to_thread(self._earlier.unused, group)
+        earlier = await beside(self._earlier.unused, group)
         if await when_there_is_space(has_rollout, self.store, group, completion, version, earlier):
             return RolloutOutcome(completion=completion, status="succeeded", reused=True)
         position = self.order.position(group.cursor)
@@ -114,7 +115,7 @@ class RolloutRunner:
         scope = CompletionScope(
             where,
             version,
-            log=await asyncio.to_thread(self._log_of, group, completion, earlier),
+            log=await beside(self._log_of, group, completion, earlier),
             run=self.run.id,
             name=completion_name(group, completion),
             tries=tries,
@@ -141,7 +142,7 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, and whatever the function raises.
         """
         key = evaluation_row_key(version, index)
-        known: dict[str, Any] | None = await asyncio.to_thread(self.store.find_json, key)
+        known: dict[str, Any] | None = await beside(self.store.find_json, key)
         if known is not None:
             return known
         row = self._evaluation_rows[index]

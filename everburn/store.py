@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from everburn.refs import RunRef, StoredRef
+from everburn.threads import beside
 
 T = TypeVar("T")
 
@@ -260,7 +261,7 @@ async def when_there_is_space(
     deadline = time.monotonic() + patience
     while True:
         try:
-            return await asyncio.to_thread(write, *arguments)
+            return await beside(write, *arguments)
         except StoreFullError as error:
             if time.monotonic() > deadline:
                 raise

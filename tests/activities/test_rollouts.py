@@ -17,8 +17,11 @@ from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
 from everburn.failures import SnapshotGoneError
 from everburn.refs import GroupKey, RolloutOutcome, RunRef
+from everburn.resources import Resources
+from everburn.store import ArtifactStore
 from support.script import Draw, spread
 from support.scripted_run import scripted_run
+from support.threads import hanging
 
 WHERE = "run scripted · row 0 · completion 1"
 
@@ -112,6 +115,25 @@ async def test_the_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Pa
     assert caught.value.type == "KeyError"
     assert caught.value.message == "run scripted · evaluation row 3: KeyError: 3"
     assert caught.value.details == (RowsFailed(failed=1),)
+
+
+async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_other(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """Where asyncio.to_thread runs what it is given: nothing of Everburn's may need those."""
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+
+    async def play(draw: Draw) -> float:
+        user_code.take_all()
+        await Resources(ArtifactStore.of(run)).register("builtins:dict")
+        return 1.0
+
+    run = scripted_run(tmp_path, play, dataset=str(tmp_path / "rows.jsonl"))
+    with hanging() as user_code:
+        async with asyncio.timeout(20):
+            assert (await worker.rollout(run)).status == "succeeded"
+            await worker.evaluate_shard(run, 0, 1)
+            await worker.prepare_task(run)
 
 
 def run_of_code(folder: Path, module: str, code: str, **fields: Any) -> RunRef:
