@@ -33,6 +33,9 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     Not on a pool, which has few: code that hangs would hold up everybody else's. The thread
     doesn't keep its process alive, and a caller that is cancelled doesn't wait for it.
+
+    Raises:
+        RuntimeError: in place of a StopIteration; and whatever else the function raises.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -44,7 +47,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            value = context.run(function)
+            value = context.run(_to_be_raised, function)
         except BaseException as error:
             method: Callable[[Any], None] = future.set_exception
             outcome: Any = error
@@ -55,3 +58,12 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="user code", daemon=True).start()
     return await future
+
+
+def _to_be_raised(function: Callable[[], T]) -> T:
+    """Call it. A StopIteration becomes what a coroutine makes of one: no future takes it, and
+    before Python 3.12 the caller would wait for ever."""
+    try:
+        return function()
+    except StopIteration as error:
+        raise RuntimeError(f"it raised {error!r}") from error
