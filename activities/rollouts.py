@@ -162,6 +162,11 @@ class RolloutActivities:
         """Stop the user loop, and close what is loaded."""
         self._user_loop.close(self._runners.close)
 
+    def join(self, seconds: float) -> bool:
+        """Wait until that has come to pass: what was cancelled has given back what it had made.
+        Returns whether it has."""
+        return self._user_loop.join(seconds)
+
     async def _user_code(
         self, within: RunLife, function: Callable[[], Awaitable[T]], may_block: float
     ) -> T:

@@ -5,7 +5,6 @@ deadline, validation and the written result. Doesn't own retries (the PromptGrou
 loop it runs on (user_loop.py) or what a group makes of it (learning/group.py).
 """
 
-import asyncio
 import copy
 import itertools
 import logging
@@ -18,7 +17,7 @@ from typing import Any
 from everburn.call_log import CallLog
 from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
-from everburn.deadlines import within
+from everburn.deadlines import to_its_end, within
 from everburn.earlier_attempts import EarlierAttempts, has_rollout, recorded_calls
 from everburn.entrypoints import call, resolve
 from everburn.failures import needs_fresh_samples
@@ -252,8 +251,8 @@ class RolloutRunner:
                     result = await self._rollout_fn(given, **wanted)
             await require_own(self.store, scope)
         finally:
-            # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.
-            await asyncio.shield(asyncio.create_task(self._reap(scope)))
+            # Also what is cancelled, perhaps twice, leaves nothing behind.
+            await to_its_end(self._reap(scope))
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
