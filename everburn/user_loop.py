@@ -8,12 +8,15 @@ and whether it still turns. Doesn't own what runs there, or what a process does 
 
 import asyncio
 import logging
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -54,11 +57,23 @@ class _Call:
 _current: ContextVar[_Call] = ContextVar("everburn_user_loop_call")
 
 
+_look_ups = ThreadPoolExecutor(8, "look-ups")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks up the names of hosts on threads that nothing else gets: user code may hang in all of
+    the loop's own, and no sampler could be connected to any more."""
+
+    async def getaddrinfo(self, *arguments: Any, **hints: Any) -> Any:
+        look_up = partial(socket.getaddrinfo, *arguments, **hints)
+        return await self.run_in_executor(_look_ups, look_up)
+
+
 class UserLoop:
     """Runs coroutines on its own thread; callers await them from theirs."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._ticks = 0
         self._calls: list[_Call] = []
         self._at_work: set[asyncio.Task[Any]] = set()

@@ -9,6 +9,7 @@ import pytest
 
 from everburn import user_loop as user_loop_module
 from everburn.user_loop import BlockingError, LoopBlockedError, UserLoop
+from support.threads import hanging
 from support.waiting import until
 
 
@@ -184,3 +185,19 @@ async def test_a_loop_that_is_blocked_is_not_waited_for(user_loop: UserLoop, blo
     assert not await asyncio.to_thread(user_loop.join, 0.05)
     block.free.set()
     await asyncio.wait([work])
+
+
+async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_connection(
+    user_loop: UserLoop,
+) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "localhost", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def connect() -> None:
+        user_code.take_all()
+        _, writer = await asyncio.open_connection("localhost", port)
+        writer.close()
+
+    with hanging() as user_code:
+        async with server, asyncio.timeout(10):
+            await user_loop.run(connect)
