@@ -34,6 +34,7 @@ from activities.run_watch import RunWatch, last_look
 from activities.runners import Runners, preload
 from everburn.refs import RolloutOutcome, RunRef
 from everburn.store import StoreError, when_there_is_space
+from everburn.threads import in_thread
 
 if TYPE_CHECKING:
     from everburn.learning.group import GroupManifest
@@ -65,7 +66,7 @@ class RolloutActivities:
         from everburn.user_loop import LoopBlockedError
 
         with final_errors(StoreError, LoopBlockedError):
-            task = await self._user_loop.run(lambda: asyncio.to_thread(prepare_task, run))
+            task = await self._user_loop.run(lambda: in_thread(lambda: prepare_task(run)))
             async with self._runners.using(run):
                 pass  # the rollout function can be made, and is ready for the first rollouts
         return Prepared(rows=task.rows, evaluation_rows=task.evaluation_rows, notes=task.notes)
@@ -161,6 +162,11 @@ class RolloutActivities:
         """Stop the user loop, and close what is loaded."""
         self._user_loop.close(self._runners.close)
 
+    def join(self, seconds: float) -> bool:
+        """Wait until that has come to pass: what was cancelled has given back what it had made.
+        Returns whether it has."""
+        return self._user_loop.join(seconds)
+
     async def _user_code(
         self, within: RunLife, function: Callable[[], Awaitable[T]], may_block: float
     ) -> T:
@@ -212,7 +218,6 @@ async def _judge_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupM
     from everburn.entrypoints import call
     from everburn.learning.advantages import advantage_function
     from everburn.learning.group import Group, judge_group
-    from everburn.threads import in_thread
 
     entrypoint = runner.config.dynamic_filter
     row = f"run {order.run.id} · row {order.group.cursor}"

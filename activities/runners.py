@@ -16,6 +16,7 @@ from activities.imports import import_all
 from everburn.refs import RunRef
 from everburn.run_folder import Owner, find_owner
 from everburn.store import ArtifactStore
+from everburn.threads import beside
 
 if TYPE_CHECKING:
     from everburn.rollout_runner import RolloutRunner
@@ -91,7 +92,7 @@ class Runners:
 
 
 async def _load(run: RunRef) -> "RolloutRunner":
-    await asyncio.to_thread(preload)
+    await beside(preload)
     from everburn.rollout_runner import RolloutRunner
 
     return RolloutRunner(run)

@@ -20,6 +20,7 @@ from everburn.rollout_runner import RolloutRunner
 from everburn.run_folder import Owner, create_run_folder
 from everburn.store import ArtifactStore
 from everburn.task import prepare_task
+from everburn.threads import in_thread
 from everburn.trainers import Trainer
 
 SNAPSHOT = "calibrate"
@@ -148,7 +149,7 @@ async def calibrate(
         What preparing a task, opening a trainer, and rollouts raise that is fatal.
     """
     create_run_folder(run, config, Owner(chain=SNAPSHOT))
-    task = await asyncio.to_thread(prepare_task, run)
+    task = await in_thread(lambda: prepare_task(run))
     runner = RolloutRunner(run)
     try:
         trainer = await open_trainer(config)

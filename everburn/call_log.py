@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from everburn.store import ArtifactStore, StoreError
+from everburn.threads import beside
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +72,14 @@ class CallLog:
         line = call.model_dump_json()
         try:
             async with self._writing:
-                await asyncio.to_thread(self._store.append_lines, self._key, [line])
+                await beside(self._store.append_lines, self._key, [line])
         except StoreError as error:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
     async def forget(self) -> None:
         """The completion has its terminal record, or is to be sampled afresh: the log, and what it
         was made of, has done its work."""
-        await asyncio.to_thread(self._store.discard, *self._sources)
+        await beside(self._store.discard, *self._sources)
 
 
 def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:

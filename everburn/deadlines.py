@@ -6,8 +6,11 @@ threads.py), or how long anything may take.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class SelfCancelledError(RuntimeError):
@@ -41,3 +44,18 @@ async def within(seconds: float | None, limit: str = "") -> AsyncIterator[None]:
             raise  # the block's own
         given = f"{limit} ({seconds:g} s)" if limit else f"{seconds:g} s"
         raise TimeoutError(f"not finished within {given}") from error
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await it, and don't leave it before it has ended: a caller that is cancelled meanwhile, once
+    or more, is so afterwards."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

@@ -30,6 +30,7 @@ from everburn.refs import (
 from everburn.rollout_runner import RolloutRunner
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore, when_there_is_space
+from everburn.threads import beside
 
 SHARD_ROWS = 32
 """Rows per activity: enough to fill a sampler's batch, few enough to lose little to a crash."""
@@ -78,7 +79,7 @@ async def evaluate_shard(
             failed. No row outlives the call.
     """
     key = evaluation_shard_key(version, shard)
-    if await asyncio.to_thread(runner.store.exists, key):
+    if await beside(runner.store.exists, key):
         return
     failures: dict[int, Exception] = {}
     count_all = runner.config.on_any_rollout_failure == "fail"
@@ -105,7 +106,7 @@ async def evaluate_shard(
     write = partial(runner.store.put_json, once=True)
     await when_there_is_space(write, key, [sample.result() for sample in samples])
     kept = [evaluation_row_key(version, index) for index in rows]
-    await asyncio.to_thread(runner.store.discard, *kept)
+    await beside(runner.store.discard, *kept)
 
 
 async def run_evaluation_function(
@@ -118,12 +119,12 @@ async def run_evaluation_function(
         ValueError: it returned something else than a dict of finite numbers, or too many.
     """
     store, key = runner.store, evaluation_figures_key(version)
-    known: dict[str, float] | None = await asyncio.to_thread(store.find_json, key)
+    known: dict[str, float] | None = await beside(store.find_json, key)
     if known is not None:
         return known
     figures = await _call_evaluation_function(runner, version, tries)
     await when_there_is_space(partial(store.put_json, once=True), key, figures)
-    await asyncio.to_thread(_forget_calls, store, version)
+    await beside(_forget_calls, store, version)
     return figures
 
 

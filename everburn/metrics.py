@@ -3,8 +3,8 @@
 Owns the file and the rule that a (stream, index) has one record, whatever is retried. Two streams
 with clocks of their own: optimizer steps (`rollout/step`) and producer events (`producer/event`).
 The file only grows, so that a writer which stood still and comes back late takes nothing away:
-what is known later of a record is a line of its own. Doesn't own what the numbers mean
-(docs/metrics.md).
+what is known later of a record is a line of its own, and so, now and then, is what was known
+before. Doesn't own what the numbers mean (docs/metrics.md).
 """
 
 import json
@@ -19,6 +19,9 @@ Number = float | int | bool
 Value = Number | str
 """Text only where a record says what a run waits for."""
 
+TAIL = 65536
+"""Bytes at the file's end that are searched for what a lost attempt has written: little comes
+between it and the next, and a long run's file has hundreds of megabytes."""
 STEP_STREAM = "rollout/step"
 PRODUCER_STREAM = "producer/event"
 
@@ -38,15 +41,17 @@ class Record(BaseModel):
 
 
 def record(store: ArtifactStore, records: Iterable[Record]) -> None:
-    """Append those records that aren't there yet."""
-    present = {record.key for record in read(store)}
+    """Append those records that aren't there yet, as far as the file's tail tells; repeating one
+    changes nothing."""
+    present = {record.key for record in _merged(store.last_lines(METRICS_KEY, TAIL))}
     _append(store, [record for record in records if record.key not in present])
 
 
 def amend(store: ArtifactStore, stream: str, index: int, values: Mapping[str, Value]) -> None:
     """Add values to a record, or make it: an evaluation ends after its step was recorded."""
     amendment = Record(stream=stream, index=index, values=dict(values))
-    known = {record.key: record.values for record in read(store)}.get(amendment.key)
+    tail = _merged(store.last_lines(METRICS_KEY, TAIL))
+    known = {record.key: record.values for record in tail}.get(amendment.key)
     if known is None or not amendment.values.items() <= known.items():
         _append(store, [amendment])
 
@@ -58,8 +63,12 @@ def read(store: ArtifactStore) -> list[Record]:
     """
     if not store.exists(METRICS_KEY):
         return []
+    return _merged(store.get(METRICS_KEY).decode().splitlines())
+
+
+def _merged(lines: Iterable[str]) -> list[Record]:
     records: dict[tuple[str, int], Record] = {}
-    for line in store.get(METRICS_KEY).decode().splitlines():
+    for line in lines:
         found = _parse(line)
         if found is not None:
             known = records.get(found.key)

@@ -33,7 +33,7 @@ from everburn.refs import RESOURCES, resource_key
 from everburn.rollouts import RecoverableRolloutError
 from everburn.sampling import CompletionScope, current_scope
 from everburn.store import ArtifactStore
-from everburn.threads import in_thread
+from everburn.threads import beside, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Resources:
         scope = current_scope.get()
         record = Registered(reaper=entrypoint, at=time.time(), where=scope.where)
         key = resource_key(scope.attempt, uuid.uuid4().hex)
-        await asyncio.to_thread(self._store.put_json, key, record.model_dump(mode="json"))
+        await beside(self._store.put_json, key, record.model_dump(mode="json"))
         scope.resources.add(key)
         return Resource(self._store, key, scope)
 
@@ -120,7 +120,7 @@ async def require_own(store: ArtifactStore, scope: CompletionScope) -> None:
     Raises:
         SupersededError
     """
-    gone = await asyncio.to_thread(lambda: [k for k in scope.resources if not store.exists(k)])
+    gone = await beside(lambda: [k for k in scope.resources if not store.exists(k)])
     if gone:
         raise SupersededError(
             f"{scope.where}: {len(gone)} of its resources were reaped while it ran: another "
@@ -133,7 +133,7 @@ async def reap_earlier(store: ArtifactStore, scope: CompletionScope) -> None:
 
     Not what later ones have: this one may have stood still at its very beginning.
     """
-    found = await asyncio.to_thread(registered, store, scope.name)
+    found = await beside(registered, store, scope.name)
     await _within_the_end(scope.name, _reap_all(store, [k for k in found if _before(k, scope)]))
 
 
@@ -157,7 +157,7 @@ async def reap(store: ArtifactStore, owner: str = "") -> Reaped:
 
     Never raises because of a reaper: what couldn't be reaped stays registered.
     """
-    return await _reap_all(store, await asyncio.to_thread(registered, store, owner))
+    return await _reap_all(store, await beside(registered, store, owner))
 
 
 async def reap_at_end(store: ArtifactStore, owner: str) -> None:
@@ -190,7 +190,7 @@ async def _reap_all(store: ArtifactStore, keys: list[str]) -> Reaped:
 
 async def _reap_in_order(store: ArtifactStore, keys: list[str]) -> list[str]:
     """Reap a completion's resources, the latest first; what those said that failed."""
-    found = await asyncio.to_thread(lambda: [(key, _find(store, key)) for key in keys])
+    found = await beside(lambda: [(key, _find(store, key)) for key in keys])
     records = [(key, record) for key, record in found if record is not None]
     failures = []
     for key, record in sorted(records, key=lambda pair: pair[1].at, reverse=True):
@@ -204,14 +204,14 @@ async def _reap_in_order(store: ArtifactStore, keys: list[str]) -> list[str]:
 
 
 async def _reap(store: ArtifactStore, key: str) -> None:
-    record = await asyncio.to_thread(_find, store, key)
+    record = await beside(_find, store, key)
     if record is None:
         return  # it has been reaped meanwhile
     async with within(REAP_TIMEOUT):
         result = await in_thread(lambda: call(record.reaper))
         if inspect.isawaitable(result):
             await result
-    await asyncio.to_thread(store.delete, key)
+    await beside(store.delete, key)
 
 
 def _find(store: ArtifactStore, key: str) -> Registered | None:

@@ -5,7 +5,6 @@ deadline, validation and the written result. Doesn't own retries (the PromptGrou
 loop it runs on (user_loop.py) or what a group makes of it (learning/group.py).
 """
 
-import asyncio
 import copy
 import itertools
 import logging
@@ -18,7 +17,7 @@ from typing import Any
 from everburn.call_log import CallLog
 from everburn.config import RunConfig
 from everburn.dataset import Position, Row, RowOrder, stored_rows
-from everburn.deadlines import within
+from everburn.deadlines import to_its_end, within
 from everburn.earlier_attempts import EarlierAttempts, has_rollout, recorded_calls
 from everburn.entrypoints import call, resolve
 from everburn.failures import needs_fresh_samples
@@ -50,6 +49,7 @@ from everburn.rollouts import (
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler
 from everburn.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.threads import beside
 from everburn.tokenizers import load_tokenizer, tokenizer_name
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, StoreFullError, and whatever the function raises.
         """
         begun = time.monotonic()
-        earlier = await asyncio.to_thread(self._earlier.unused, group)
+        earlier = await beside(self._earlier.unused, group)
         if await when_there_is_space(has_rollout, self.store, group, completion, version, earlier):
             return RolloutOutcome(completion=completion, status="succeeded", reused=True)
         position = self.order.position(group.cursor)
@@ -114,7 +114,7 @@ class RolloutRunner:
         scope = CompletionScope(
             where,
             version,
-            log=await asyncio.to_thread(self._log_of, group, completion, earlier),
+            log=await beside(self._log_of, group, completion, earlier),
             run=self.run.id,
             name=completion_name(group, completion),
             tries=tries,
@@ -141,7 +141,7 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, and whatever the function raises.
         """
         key = evaluation_row_key(version, index)
-        known: dict[str, Any] | None = await asyncio.to_thread(self.store.find_json, key)
+        known: dict[str, Any] | None = await beside(self.store.find_json, key)
         if known is not None:
             return known
         row = self._evaluation_rows[index]
@@ -251,8 +251,8 @@ class RolloutRunner:
                     result = await self._rollout_fn(given, **wanted)
             await require_own(self.store, scope)
         finally:
-            # Shielded: also what is cancelled, perhaps twice, leaves nothing behind.
-            await asyncio.shield(asyncio.create_task(self._reap(scope)))
+            # Also what is cancelled, perhaps twice, leaves nothing behind.
+            await to_its_end(self._reap(scope))
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)

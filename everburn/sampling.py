@@ -21,6 +21,7 @@ from everburn.failures import SnapshotGoneError, status_of
 from everburn.publications import Publication, serving
 from everburn.rollouts import PromptTooLongError
 from everburn.store import ArtifactStore
+from everburn.threads import beside
 from everburn.trainers.errors import translated
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class Sampler:
         deadline = time.monotonic() + RECOVERY_PATIENCE
         gone: Publication | None = None
         while True:
-            publication = await asyncio.to_thread(serving, self._store, scope.version)
+            publication = await beside(serving, self._store, scope.version)
             if publication is not None and publication != gone:
                 try:
                     return await self._ask(publication, scope, prompt, settings)

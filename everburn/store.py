@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from everburn.refs import RunRef, StoredRef
+from everburn.threads import beside
 
 T = TypeVar("T")
 
@@ -145,6 +146,23 @@ class ArtifactStore:
             )
         return data
 
+    def last_lines(self, key: str, size: int) -> list[str]:
+        """The lines of a text file that its last `size` bytes hold whole; none if it isn't there.
+
+        Raises:
+            StoreError
+        """
+        path = self.path(key)
+        try:
+            start = max(0, self._fs.size(path) - size)
+            data = bytes(self._fs.cat_file(path, start=start))
+        except FileNotFoundError:
+            return []
+        except self._failures as error:
+            raise _failed(f"read {path}", error) from error
+        whole = data.partition(b"\n")[2] if start else data
+        return whole.decode().splitlines()
+
     def ref(self, key: str) -> StoredRef:
         """A reference to what a key holds now. Raises FileNotFoundError."""
         return StoredRef(key=key, sha256=digest(self.get(key)))
@@ -243,7 +261,7 @@ async def when_there_is_space(
     deadline = time.monotonic() + patience
     while True:
         try:
-            return await asyncio.to_thread(write, *arguments)
+            return await beside(write, *arguments)
         except StoreFullError as error:
             if time.monotonic() > deadline:
                 raise

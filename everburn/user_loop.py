@@ -8,14 +8,17 @@ and whether it still turns. Doesn't own what runs there, or what a process does 
 
 import asyncio
 import logging
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -23,6 +26,8 @@ TICK = 1.0
 """Seconds between two signs of life."""
 GRACE = 10.0
 """Seconds beyond the longest that anything may block."""
+ENDING = 10.0
+"""Seconds that calls have to clean up after themselves when the loop is closed."""
 UNASKED = 60.0
 """Seconds that the loop may be blocked while nothing runs that says how long it may."""
 
@@ -52,14 +57,29 @@ class _Call:
 _current: ContextVar[_Call] = ContextVar("everburn_user_loop_call")
 
 
+_look_ups = ThreadPoolExecutor(8, "look-ups")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks up the names of hosts on threads that nothing else gets: user code may hang in all of
+    the loop's own, and no sampler could be connected to any more."""
+
+    async def getaddrinfo(self, *arguments: Any, **hints: Any) -> Any:
+        look_up = partial(socket.getaddrinfo, *arguments, **hints)
+        return await self.run_in_executor(_look_ups, look_up)
+
+
 class UserLoop:
     """Runs coroutines on its own thread; callers await them from theirs."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._ticks = 0
         self._calls: list[_Call] = []
+        self._at_work: set[asyncio.Task[Any]] = set()
+        """What runs of them, also once their callers have given them up."""
         self._blocked = False
+        self._closing = False
         self._longest = 0.0
         """That any may block which has run since the last sign of life."""
         self._loop.call_soon(self._tick)
@@ -81,7 +101,7 @@ class UserLoop:
         call = _Call(may_block, asyncio.get_running_loop().create_future())
         self._calls.append(call)
         self._longest = max(self._longest, may_block)
-        work = asyncio.run_coroutine_threadsafe(_contained(function, call), self._loop)
+        work = asyncio.run_coroutine_threadsafe(self._contained(function, call), self._loop)
         outcome = asyncio.wrap_future(work)
         try:
             await asyncio.wait((outcome, call.given_up), return_when=asyncio.FIRST_COMPLETED)
@@ -133,9 +153,18 @@ class UserLoop:
                 call.given_up.set_exception(LoopBlockedError("other user code blocks the worker"))
 
     def close(self, last: Callable[[], None] = lambda: None) -> None:
-        """Stop the loop; what still runs on it is cancelled, and then `last` is called there.
-        Doesn't wait for blocked code."""
-        self._loop.call_soon_threadsafe(self._cancel_all, last)
+        """Stop the loop: what still runs on it is cancelled, calls first, which have ENDING seconds
+        to clean up after themselves; then `last` is called there. Doesn't wait for it (see `join`).
+        Once more changes nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._stop(last)))
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the loop to stop. Returns whether it has: blocked code never lets it."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _tick(self) -> None:
         self._ticks += 1
@@ -157,15 +186,30 @@ class UserLoop:
             return True
         return False
 
-    def _cancel_all(self, last: Callable[[], None]) -> None:
-        tasks = asyncio.all_tasks(self._loop)
+    async def _contained(self, function: Callable[[], Awaitable[T]], call: _Call) -> T:
+        _current.set(call)
+        task = asyncio.current_task()
+        assert task is not None
+        self._at_work.add(task)
+        try:
+            return await function()
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise UserCodeExitError(f"user code raised {type(error).__name__}: {error}") from error
+        finally:
+            self._at_work.discard(task)
+
+    async def _stop(self, last: Callable[[], None]) -> None:
+        calls = set(self._at_work)
+        for call in calls:
+            if not call.cancelling():  # else it is ending already: a second time would cut that off
+                call.cancel()
+        if calls:
+            _, late = await asyncio.wait(calls, timeout=ENDING)
+            if late:
+                log.warning("%d calls of user code haven't ended within %g s", len(late), ENDING)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        self._loop.create_task(self._stop_after(tasks, last))
-
-    async def _stop_after(
-        self, tasks: set["asyncio.Task[object]"], last: Callable[[], None]
-    ) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
             last()
@@ -182,11 +226,3 @@ def _call_of(frame: FrameType | None) -> _Call | None:
             return context.get(_current)
         frame = frame.f_back
     return None
-
-
-async def _contained(function: Callable[[], Awaitable[T]], call: _Call) -> T:
-    _current.set(call)
-    try:
-        return await function()
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise UserCodeExitError(f"user code raised {type(error).__name__}: {error}") from error

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from everburn.deadlines import SelfCancelledError, within
+from everburn.deadlines import SelfCancelledError, to_its_end, within
 
 
 async def test_a_deadline_says_what_it_was() -> None:
@@ -60,3 +60,23 @@ async def test_a_deadline_inside_is_not_that_outside() -> None:
     with pytest.raises(TimeoutError, match=r"^not finished within rollout_timeout \(0\.01 s\)$"):
         async with within(0.01, "rollout_timeout"), within(60, "tool"):
             await asyncio.Event().wait()
+
+
+async def test_what_is_to_come_to_its_end_does_however_often_its_caller_is_cancelled() -> None:
+    begun, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def clean_up() -> None:
+        begun.set()
+        await go_on.wait()
+        ended.set()
+
+    caller = asyncio.create_task(to_its_end(clean_up()))
+    await begun.wait()
+    for _ in range(2):
+        caller.cancel()
+        await asyncio.sleep(0)
+    assert not caller.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended.is_set()

@@ -6,33 +6,14 @@ import pytest
 
 from everburn.ledger import (
     LedgerConflictError,
-    LedgerEntry,
     as_rows,
     commit,
     find_entry,
     read_ledger,
 )
 from everburn.store import ArtifactStore
+from support.records import an_entry
 from support.sessions import ADAM
-
-
-def an_entry(step: int, groups: tuple[str, ...] = ("0", "1")) -> LedgerEntry:
-    return LedgerEntry(
-        step=step,
-        version=step,
-        epoch=1,
-        updated=True,
-        attempts=1,
-        groups=list(groups),
-        digests=["0" * 64 for _ in groups],
-        submissions=[],
-        loss="grpo",
-        loss_config={},
-        adam=ADAM,
-        snapshot=f"policy-{step}",
-        seconds=1.5,
-        metrics={"rollout/raw_reward": 0.5},
-    )
 
 
 @pytest.fixture

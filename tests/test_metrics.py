@@ -1,6 +1,7 @@
 """The metrics file has one record per stream and index, whatever is retried."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,43 @@ def test_a_line_that_a_crash_cut_off_is_written_again(store: ArtifactStore) -> N
     metrics.record(store, [a_step(2, a=2.0)])
 
     assert [(r.index, r.values) for r in metrics.read(store)] == [(1, {"a": 1.0}), (2, {"a": 2.0})]
+
+
+LONG = 5000
+"""Steps of a run whose file is a few megabytes."""
+
+
+@pytest.fixture
+def long_store(store: ArtifactStore) -> ArtifactStore:
+    values = {f"train/metric-{number}": 0.123456789 for number in range(20)}
+    metrics.record(store, [a_step(index, **values) for index in range(1, LONG + 1)])
+    return store
+
+
+def test_a_commit_of_a_long_run_reads_the_end_of_its_file_only(long_store: ArtifactStore) -> None:
+    size = Path(long_store.path("metrics.jsonl")).stat().st_size
+    tracemalloc.start()
+    try:
+        metrics.record(long_store, [a_step(LONG, a=1.0), a_step(LONG + 1, a=1.0)])
+        metrics.amend(long_store, STEP_STREAM, LONG, {"eval/reward": 0.5})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < size / 4
+    assert [line["rollout/step"] for line in lines(long_store)[-2:]] == [LONG + 1, LONG]
+
+
+def test_what_is_known_later_joins_its_record_however_far_back_that_is(
+    long_store: ArtifactStore,
+) -> None:
+    before = metrics.read(long_store)
+    metrics.amend(long_store, STEP_STREAM, 1, {"eval/reward": 0.5})
+    metrics.record(long_store, [before[1]])
+
+    first, *others = metrics.read(long_store)
+    assert (first.key, others) == (before[0].key, before[1:])
+    assert first.values == before[0].values | {"eval/reward": 0.5}
 
 
 def test_what_is_not_a_number_is_refused(store: ArtifactStore) -> None:

@@ -27,6 +27,7 @@ from everburn.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import POSITIONS, RunningEmulator
 from support.sessions import a_config
+from support.threads import hanging
 
 PROMPT = [2, 3, 4]
 
@@ -147,6 +148,19 @@ async def test_a_slow_store_holds_up_no_other_completion(tmp_path: Path) -> None
     sampler = Sampler(Slow(str(tmp_path)), config, load_tokenizer(config))
     with pytest.raises(SnapshotGoneError):
         await sample(sampler, a_scope())
+
+
+async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_call(
+    policies: Policies,
+) -> None:
+    await policies.publish(0)
+    sampler = policies.sampler()
+    scope = a_scope(log=CallLog(policies.store, "calls/row-0.0-0.jsonl"))
+    with hanging() as user_code:
+        user_code.take_all()
+        async with asyncio.timeout(20):
+            assert (await sample(sampler, scope)).tokens
+    sampler.close()
 
 
 async def test_a_snapshot_that_died_with_its_session_is_waited_for(

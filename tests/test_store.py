@@ -156,6 +156,15 @@ def test_lines_are_appended_in_a_new_folder(store: ArtifactStore):
     assert store.keys("streams/steps") == ["streams/steps/metrics.jsonl"]
 
 
+def test_the_last_lines_are_those_that_fit_whole(store: ArtifactStore):
+    assert store.last_lines("metrics.jsonl", 100) == []
+    store.append_lines("metrics.jsonl", ["ä first", "ö second", "ü third"])
+    assert store.last_lines("metrics.jsonl", 100) == ["ä first", "ö second", "ü third"]
+    assert store.last_lines("metrics.jsonl", 21) == ["ö second", "ü third"]
+    assert store.last_lines("metrics.jsonl", 18) == ["ü third"], "even in the middle of a letter"
+    assert store.last_lines("metrics.jsonl", 5) == []
+
+
 def test_a_line_that_a_crash_cut_off_doesnt_spoil_the_next(local: ArtifactStore):
     local.append_lines("metrics.jsonl", ['{"step": 1}'])
     with Path(local.path("metrics.jsonl")).open("ab") as file:
@@ -450,7 +459,7 @@ def test_what_cant_be_looked_for_is_not_taken_for_missing(local: ArtifactStore):
         assert type(caught.value) is StoreError
 
 
-@pytest.mark.parametrize("method", ["exists", "ls", "rm_file"])
+@pytest.mark.parametrize("method", ["exists", "ls", "rm_file", "size"])
 def test_an_object_store_that_doesnt_answer_is_a_store_error(
     monkeypatch: pytest.MonkeyPatch, method: str
 ):
@@ -459,9 +468,14 @@ def test_an_object_store_that_doesnt_answer_is_a_store_error(
 
     monkeypatch.setattr(MemoryFileSystem, method, refuse)
     store = ArtifactStore("memory://bucket/run")
-    question = {"exists": store.exists, "ls": store.keys, "rm_file": store.delete}[method]
+    questions: dict[str, Callable[[str], object]] = {
+        "exists": store.exists,
+        "ls": store.keys,
+        "rm_file": store.delete,
+        "size": lambda key: store.last_lines(key, 10),
+    }
     with pytest.raises(StoreError, match=r"can't .* /bucket/run/data: Too many open files"):
-        question("data")
+        questions[method]("data")
 
 
 def test_what_cant_be_discarded_stays_and_is_told(

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 from everburn import user_loop as user_loop_module
 from everburn.user_loop import BlockingError, LoopBlockedError, UserLoop
+from support.threads import hanging
 from support.waiting import until
 
 
@@ -122,3 +123,81 @@ async def test_what_nobody_waits_for_may_block_for_a_while_only(
     await until(block.begun.is_set)
     await asyncio.wait_for(user_loop.blocked(), 10)
     assert time.monotonic() - begun >= user_loop_module.UNASKED
+
+
+async def test_a_loop_that_is_closed_lets_calls_clean_up_after_themselves(
+    user_loop: UserLoop,
+) -> None:
+    """Those that were cancelled before, and those that are by that; others are cut off, at last."""
+    begun, ended, closed = [], [], threading.Event()
+
+    def call(name: str) -> Callable[[], Awaitable[None]]:
+        async def work() -> None:
+            aside = asyncio.create_task(asyncio.Event().wait())
+            begun.append(name)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.05)
+                assert not aside.done()
+                ended.append(name)
+
+        return work
+
+    given_up = asyncio.create_task(user_loop.run(call("given up")))
+    running = asyncio.create_task(user_loop.run(call("running")))
+    await until(lambda: len(begun) == 2)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    assert not ended
+    user_loop.close(closed.set)
+    assert await asyncio.to_thread(user_loop.join, 10)
+    assert (sorted(ended), closed.is_set()) == (["given up", "running"], True)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_what_never_ends_keeps_no_loop_that_is_closed(
+    user_loop: UserLoop, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_loop_module, "ENDING", 0.1)
+
+    async def linger() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            block.begun.set()
+            await asyncio.Event().wait()
+
+    work = asyncio.create_task(user_loop.run(linger))
+    await asyncio.sleep(0.05)
+    user_loop.close()
+    assert await asyncio.to_thread(user_loop.join, 10)
+    assert block.begun.is_set()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+
+
+async def test_a_loop_that_is_blocked_is_not_waited_for(user_loop: UserLoop, block: Block) -> None:
+    work = asyncio.create_task(user_loop.run(block))
+    await until(block.begun.is_set)
+    user_loop.close()
+    assert not await asyncio.to_thread(user_loop.join, 0.05)
+    block.free.set()
+    await asyncio.wait([work])
+
+
+async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_connection(
+    user_loop: UserLoop,
+) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "localhost", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def connect() -> None:
+        user_code.take_all()
+        _, writer = await asyncio.open_connection("localhost", port)
+        writer.close()
+
+    with hanging() as user_code:
+        async with server, asyncio.timeout(10):
+            await user_loop.run(connect)

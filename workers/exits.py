@@ -35,7 +35,8 @@ def leave_blocked(stack: str) -> NoReturn:
     """End the process, and with it the thread that can't be ended; the log says where that is."""
     log.critical(
         "user code blocks this worker:\n%sthe worker ends, with exit code %d: it was blocked for "
-        "longer than any rollout may take. Let rollout functions await, or block in a thread",
+        "longer than any rollout may take. Let rollout functions await, or block in a thread "
+        "(everburn.agentic.in_thread)",
         stack,
         BLOCKED,
     )

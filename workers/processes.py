@@ -5,6 +5,7 @@ the run to the next worker. Doesn't own the command line (cli.py) or the local s
 """
 
 import asyncio
+import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from activities.rollouts import RolloutActivities
 from activities.runners import preload as preload_rollouts
 from activities.trainer import TrainerActivities
 from activities.trainer import preload as preload_trainer
+from everburn.user_loop import ENDING
 from workers.exits import leave_blocked
 from workers.plugin import everburn_plugin
 from workflows.evaluation import Evaluation
@@ -33,11 +35,15 @@ from workflows.trainer_lease import TrainerLease, UpgradedTrainerLease
 
 Role = Literal["orchestrator", "rollout", "trainer"]
 
+log = logging.getLogger(__name__)
+
 DEPLOYMENT = "everburn"
 """The name under which a server knows the builds of these workers."""
 WORKFLOWS = [TrainRun, PromptGroup, TrainerLease, Evaluation]
 VERSIONED_WORKFLOWS = [TrainRun, PromptGroup, UpgradedTrainerLease, Evaluation]
 GRACE = timedelta(seconds=10)
+CLOSING = ENDING + 1.0
+"""Seconds for user code to end that the grace period was too short for."""
 TELLING = 5.0
 """Seconds for a blocked worker to say what has become of its activities."""
 STICKY_TIMEOUT = timedelta(seconds=2)
@@ -153,7 +159,7 @@ async def serving(
                     async with _leaving_when_blocked(rollouts, worker):
                         yield worker
             finally:
-                rollouts.close()
+                await _close(rollouts)
         case "trainer":
             trainer = TrainerActivities(client)
             try:
@@ -161,6 +167,13 @@ async def serving(
                     yield trainer_worker(client, trainer, build)
             finally:
                 await trainer.close()
+
+
+async def _close(rollouts: RolloutActivities) -> None:
+    """Let rollouts that were cancelled clean up after themselves: the process ends with this."""
+    rollouts.close()
+    if not await asyncio.to_thread(rollouts.join, CLOSING):
+        log.warning("user code doesn't end, and is left behind")
 
 
 @asynccontextmanager

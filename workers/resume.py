@@ -7,13 +7,15 @@ own how the run goes on from there (workflows/train_run.py).
 """
 
 import json
+from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
 
 from everburn import metrics
 from everburn.checkpoints import eligible_checkpoints, find_checkpoint
 from everburn.config import ConfigError, RunConfig, reconfigured
 from everburn.dataset import stored_rows
-from everburn.learning.group import GroupManifest, all_groups
+from everburn.learning.group import GroupManifest, completed_groups, load_group
 from everburn.ledger import LedgerEntry, read_ledger
 from everburn.publications import current_publication
 from everburn.refs import CONFIG_KEY, NUMBERS_PER_LIFE, ROWS_KEY, GroupKey, RunRef
@@ -24,6 +26,7 @@ from workers.errors import BadInputError
 from workers.run_file import RunFile, assign, find_run_folder
 from workers.runs import look_up
 from workers.server import Server
+from workflows.recovery import remember
 from workflows.state import CheckpointAt, RunState
 
 
@@ -121,9 +124,9 @@ def rebuilt_state(
     state.told = 1
     state.step = len(ledger)
     state.admission.version = len(ledger)
-    state.checkpoints = _checkpoints(store, ledger)
-    if checkpoint is not None:
-        state.checkpoints = _until(state.checkpoints, checkpoint, run)
+    checkpoints = _checkpoints(store, ledger)
+    for eligible in checkpoints if checkpoint is None else _until(checkpoints, checkpoint, run):
+        remember(state, eligible)
     state.checkpoint = state.checkpoints[-1].path
     state.cursor.total = len(stored_rows(run, ROWS_KEY)) * config.epochs
     _restore_rows(state, config, store, ledger)
@@ -179,29 +182,42 @@ def _restore_rows(
 ) -> None:
     """Every row that was begun is trained, rejected, complete and untrained, or begun again."""
     trained = {GroupKey.parse(text).cursor for entry in ledger for text in entry.groups}
-    groups = _groups_by_row(store)
+    untrained = _untrained_rows(store, trained)
     cursor = state.cursor
-    cursor.next = max([*trained, *groups], default=-1) + 1
+    cursor.next = max([*trained, *untrained], default=-1) + 1
     state.first_attempt = state.life * NUMBERS_PER_LIFE
-    for row in range(cursor.next):
-        manifests = groups.get(row, [])
-        accepted = [group for group in manifests if group.fate == "accepted"]
-        if row in trained or any(group.rejected for group in manifests):
-            cursor.resolve(row)
-        elif accepted:
-            state.queue.accept(_queued(accepted[0]))
+    for number in range(cursor.next):
+        row = untrained.get(number, _Row())
+        if number in trained or row.rejected:
+            cursor.resolve(number)
+        elif row.accepted is not None:
+            state.queue.accept(row.accepted)
         else:
-            cursor.give_back(row)
+            cursor.give_back(number)
     # As if every committed step had taken a full batch: admission counts from there.
     waiting = len(state.queue.groups) * config.completions_per_prompt
     state.admission.accepted = len(ledger) * config.batch_samples + waiting
 
 
-def _groups_by_row(store: ArtifactStore) -> dict[int, list[GroupManifest]]:
-    found: dict[int, list[GroupManifest]] = {}
-    for group in all_groups(store):
-        found.setdefault(group.key.cursor, []).append(group)
-    return found
+@dataclass(slots=True)
+class _Row:
+    """What became of a row's groups: not their manifests, of which a long run has gigabytes."""
+
+    rejected: bool = False
+    accepted: QueuedGroup | None = None
+
+
+def _untrained_rows(store: ArtifactStore, trained: Container[int]) -> dict[int, _Row]:
+    """The rows of which groups are complete, but for those that were trained."""
+    rows: dict[int, _Row] = {}
+    for key in completed_groups(store):
+        if key.cursor in trained:
+            continue
+        row, group = rows.setdefault(key.cursor, _Row()), load_group(store, key)
+        row.rejected = row.rejected or group.rejected
+        if row.accepted is None and group.fate == "accepted":
+            row.accepted = _queued(group)
+    return rows
 
 
 def _queued(group: GroupManifest) -> QueuedGroup:

@@ -50,8 +50,8 @@ START_TIMEOUT = 120.0
 ASK_TIMEOUT = 5.0
 """Seconds for one answer. A connection to a server that isn't there yet may be accepted by nobody
 (a client can even meet itself on a port of the ephemeral range), and then never answers."""
-STOP_TIMEOUT = 15.0
-"""Seconds for a service to go: more than the workers' grace period."""
+STOP_TIMEOUT = 25.0
+"""Seconds for a service to go: more than the workers' grace period and the end of user code."""
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
 """Seconds before a dead service is started again; doubled each time until it has stayed up."""
 STAYED_UP = 60.0

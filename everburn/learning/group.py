@@ -5,6 +5,7 @@ retries (the workflow's) or datums (datums.py).
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -176,6 +177,11 @@ def load_group(store: ArtifactStore, key: GroupKey) -> GroupManifest:
     return GroupManifest.model_validate(store.get_json(group_key(key)))
 
 
+def completed_groups(store: ArtifactStore) -> list[GroupKey]:
+    """All groups that have been completed, in order of cursor and attempt."""
+    return [GroupKey.named(PurePosixPath(key).stem) for key in store.keys(GROUPS)]
+
+
 def all_groups(store: ArtifactStore) -> Iterator[GroupManifest]:
-    """The manifests of all completed groups, in order of cursor and attempt."""
-    return (GroupManifest.model_validate(store.get_json(key)) for key in store.keys(GROUPS))
+    """Their manifests."""
+    return (load_group(store, key) for key in completed_groups(store))

@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,12 @@ from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
 from everburn.failures import SnapshotGoneError
 from everburn.refs import GroupKey, RolloutOutcome, RunRef
+from everburn.resources import Resources, registered
+from everburn.store import ArtifactStore
 from support.script import Draw, spread
 from support.scripted_run import scripted_run
+from support.threads import hanging
+from support.waiting import Gate
 
 WHERE = "run scripted · row 0 · completion 1"
 
@@ -112,6 +118,62 @@ async def test_the_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Pa
     assert caught.value.type == "KeyError"
     assert caught.value.message == "run scripted · evaluation row 3: KeyError: 3"
     assert caught.value.details == (RowsFailed(failed=1),)
+
+
+async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_other(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """Where asyncio.to_thread runs what it is given: nothing of Everburn's may need those."""
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+
+    async def play(draw: Draw) -> float:
+        user_code.take_all()
+        await Resources(ArtifactStore.of(run)).register("builtins:dict")
+        return 1.0
+
+    run = scripted_run(tmp_path, play, dataset=str(tmp_path / "rows.jsonl"))
+    with hanging() as user_code:
+        async with asyncio.timeout(20):
+            assert (await worker.rollout(run)).status == "succeeded"
+            await worker.evaluate_shard(run, 0, 1)
+            await worker.prepare_task(run)
+
+
+reaping, reaped = threading.Event(), threading.Event()
+
+
+def reap_slowly() -> None:
+    reaping.set()
+    time.sleep(0.2)
+    reaped.set()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_worker_that_ends_leaves_nothing_of_the_rollouts_that_it_cuts_off(
+    worker: Worker, tmp_path: Path, late: bool
+) -> None:
+    """They are cancelled once its grace period is over; its process ends when it is joined. late:
+    the cancellation comes while they are reaped."""
+    reaping.clear(), reaped.clear()
+
+    async def play(draw: Draw) -> float:
+        await Resources(ArtifactStore.of(run)).register(f"{__name__}:reap_slowly")
+        begun.open()
+        if not late:
+            await asyncio.Event().wait()
+        return 1.0
+
+    begun, run = Gate(), scripted_run(tmp_path, play)
+    rollout = asyncio.create_task(worker.rollout(run))
+    await begun.passed()
+    if late:
+        assert await asyncio.to_thread(reaping.wait, 10)
+    rollout.cancel()
+    await asyncio.wait([rollout])
+    worker.activities.close()
+    assert await asyncio.to_thread(worker.activities.join, 10)
+    assert reaped.is_set()
+    assert registered(ArtifactStore.of(run)) == []
 
 
 def run_of_code(folder: Path, module: str, code: str, **fields: Any) -> RunRef:

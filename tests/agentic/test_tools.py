@@ -93,6 +93,18 @@ async def test_what_a_thread_raises_is_raised_and_a_late_result_is_nobodys() -> 
     assert done.wait(30)
 
 
+async def test_an_iterator_that_has_nothing_for_a_tool_is_its_failure() -> None:
+    """A StopIteration, which Python lets no coroutine raise."""
+
+    def find(name: str) -> str:
+        return next(item for item in ("axe", "rope") if item == name)
+
+    with pytest.raises(RuntimeError, match=r"it raised StopIteration\(\)") as caught:
+        async with asyncio.timeout(10):
+            await Tool.of(find).call({"name": "lamp"})
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def untyped(place) -> str:  # type: ignore[no-untyped-def]
     return ""
 

@@ -1,10 +1,12 @@
-"""Records of rollouts and groups for tests of what reads them."""
+"""Records of rollouts, groups and steps for tests of what reads them."""
 
 from typing import Any
 
 from everburn.learning.group import GroupManifest, Member
 from everburn.learning.rollout_file import CompletionRecord
+from everburn.ledger import LedgerEntry
 from everburn.refs import GroupKey, StoredRef
+from support.sessions import ADAM
 
 
 def a_record(**changes: Any) -> CompletionRecord:
@@ -56,3 +58,23 @@ def a_group(key: GroupKey, members: list[Member], **changes: Any) -> GroupManife
         "lost": [],
     }
     return GroupManifest.model_validate(values | changes)
+
+
+def an_entry(step: int, groups: tuple[str, ...] = ("0", "1")) -> LedgerEntry:
+    """A step that was committed under the first lease."""
+    return LedgerEntry(
+        step=step,
+        version=step,
+        epoch=1,
+        updated=True,
+        attempts=1,
+        groups=list(groups),
+        digests=["0" * 64 for _ in groups],
+        submissions=[],
+        loss="grpo",
+        loss_config={},
+        adam=ADAM,
+        snapshot=f"policy-{step}",
+        seconds=1.5,
+        metrics={"rollout/raw_reward": 0.5},
+    )

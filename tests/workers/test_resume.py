@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
+from everburn.checkpoints import Checkpoint, record_checkpoint
 from everburn.config import parse_config
-from everburn.refs import RunRef
-from everburn.run_folder import Owner, create_run_folder
+from everburn.learning.group import keep_group, skip_group
+from everburn.ledger import commit
+from everburn.refs import GroupKey, RunRef, StoredRef, group_key
+from everburn.run_folder import Owner, create_run_folder, stored_config
+from everburn.store import ArtifactStore
 from support.command_line import Everburn, free_ports, wait_until
+from support.records import a_group, a_member, an_entry
+from support.script import spread
+from support.scripted_run import scripted_run
 from support.sums import write_sums
 from workers.errors import BadInputError
-from workers.resume import goes_on
+from workers.resume import goes_on, rebuilt_state
 from workers.server import Server
 from workflows.train_run import TrainRun
 
@@ -110,6 +117,68 @@ def test_steps_without_a_checkpoint_are_re_executed_and_not_said_to_agree(
     submission = next(steps.rglob("submission-0.json"))
     submission.unlink()
     check_refuted(shared_stack, "unsaved", f"{submission} isn't in the store")
+
+
+STEPS = 40
+"""Of a run whose every step was saved."""
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunRef:
+    """Two rows a step; after the last step one row is complete, one rejected, one begun."""
+    fields = {"prompt_groups_per_step": 2, "rollout": "support.tasks:make_rollout_fn"}
+    run = scripted_run(tmp_path_factory.mktemp("long"), spread, 2 * STEPS + 4, **fields)
+    store = ArtifactStore.of(run)
+    stored = StoredRef(key="rollouts/any", sha256="0" * 64)
+    for step in range(STEPS + 1):
+        cursors = (2 * step - 2, 2 * step - 1)
+        if step:
+            commit(store, an_entry(step, (str(cursors[0]), str(cursors[1]))))
+            for cursor in cursors:
+                keep_group(store, a_group(GroupKey(cursor=cursor), [a_member(stored)]))
+        checkpoint = {"step": step, "version": step, "epoch": 1, "path": f"everburn/state-{step}"}
+        model = {"base_model": "tiny", "lora_rank": 4, "adapter_seed": 0}
+        record_checkpoint(store, Checkpoint.model_validate(checkpoint | model))
+    last = 2 * STEPS
+    keep_group(store, a_group(GroupKey(cursor=last), [a_member(stored)], version=STEPS))
+    skip_group(store, GroupKey(cursor=last + 1), STEPS, 4)
+    keep_group(store, a_group(GroupKey(cursor=last + 2), [], fate="incomplete"))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [
+        (None, [0, STEPS - 2, STEPS - 1, STEPS]),
+        ("everburn/state-30", [0, 28, 29, 30]),
+        ("state-1", [0, 1]),
+    ],
+)
+def test_a_resumed_run_keeps_as_many_checkpoints_in_mind_as_one_that_runs(
+    long_run: RunRef, wanted: str | None, steps: list[int]
+) -> None:
+    state = rebuilt_state(long_run, stored_config(long_run), 0.0, wanted)
+    assert [checkpoint.step for checkpoint in state.checkpoints] == steps
+    assert state.checkpoint == f"everburn/state-{steps[-1]}"
+
+
+def test_of_a_long_run_only_untrained_groups_are_read_when_it_is_resumed(
+    long_run: RunRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, read = ArtifactStore.get, []
+
+    def noted(store: ArtifactStore, ref: str | StoredRef) -> bytes:
+        read.append(str(ref))
+        return get(store, ref)
+
+    monkeypatch.setattr(ArtifactStore, "get", noted)
+    state = rebuilt_state(long_run, stored_config(long_run), 0.0)
+    last = 2 * STEPS
+    untrained = [GroupKey(cursor=cursor) for cursor in (last, last + 1, last + 2)]
+    assert [key for key in read if key.startswith("groups/")] == [*map(group_key, untrained)]
+    assert [group.key for group in state.queue.groups] == untrained[:1]
+    assert state.cursor.next == last + 3
+    assert (state.cursor.returned, state.cursor.resolved_count) == ([last + 2], last + 1)
 
 
 async def test_only_the_run_of_the_folder_is_stayed_with(
