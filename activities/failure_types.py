@@ -20,6 +20,8 @@ SNAPSHOT_GONE = "SnapshotGoneError"
 WORKER_UNFIT = "EntrypointError"
 """This worker can't import the user's module; another may."""
 STORE = "StoreError"
+STORE_FAILED = "StoreFailed"
+"""Of what ran beside user code: its own errors may well be called StoreError."""
 STORE_FULL = "StoreFullError"
 TRAINER_STATE_LOST = "TrainerStateLost"
 LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})

@@ -12,6 +12,7 @@ from temporalio.exceptions import ApplicationError
 from activities.failure_types import (
     RECOVERABLE,
     SNAPSHOT_GONE,
+    STORE_FAILED,
     STORE_FULL,
     WORKER_SHUTDOWN,
     application_error,
@@ -46,7 +47,12 @@ JUDGE_TIMEOUT = 240.0
 """Seconds for a group to be read and judged by the user's functions; its activity has five minutes.
 The thread of one that never returns stays, and holds up nobody."""
 
-_KINDS = {"recoverable": RECOVERABLE, "snapshot_gone": SNAPSHOT_GONE, "store_full": STORE_FULL}
+_KINDS = {
+    "recoverable": RECOVERABLE,
+    "snapshot_gone": SNAPSHOT_GONE,
+    "store_failed": STORE_FAILED,
+    "store_full": STORE_FULL,
+}
 
 
 class RolloutActivities:

@@ -14,7 +14,7 @@ from typing import Any
 from everburn.config import DatasetSource
 from everburn.entrypoints import call
 from everburn.refs import RunRef
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, CorruptArtifactError
 
 Row = dict[str, Any]
 
@@ -107,8 +107,17 @@ def write_rows(store: ArtifactStore, key: str, rows: list[Row]) -> None:
 
 
 def stored_rows(run: RunRef, key: str) -> list[Row]:
-    """The rows that `write_rows` kept; read anew each time, since a run's id may be used again."""
-    return [json.loads(line) for line in ArtifactStore.of(run).get(key).splitlines()]
+    """The rows that `write_rows` kept; read anew each time, since a run's id may be used again.
+
+    Raises:
+        FileNotFoundError, CorruptArtifactError, StoreError
+    """
+    store = ArtifactStore.of(run)
+    lines = store.get(key).splitlines()
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise CorruptArtifactError(f"{store.path(key)} isn't JSON: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from everburn.refs import (
 )
 from everburn.rollout_runner import RolloutRunner
 from everburn.run_folder import stored_config
-from everburn.store import ArtifactStore, when_there_is_space
+from everburn.store import ArtifactStore, through_outages, when_there_is_space
 from everburn.threads import beside
 
 SHARD_ROWS = 32
@@ -123,7 +123,7 @@ async def run_evaluation_function(
     if known is not None:
         return known
     figures = await _call_evaluation_function(runner, version, tries)
-    await when_there_is_space(partial(store.put_json, once=True), key, figures)
+    await through_outages(partial(store.put_json, once=True), key, figures)
     await beside(_forget_calls, store, version)
     return figures
 

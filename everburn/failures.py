@@ -8,10 +8,16 @@ from typing import Literal
 
 from everburn.entrypoints import EntrypointError
 from everburn.rollouts import RecoverableRolloutError
-from everburn.store import StoreError, StoreFullError
+from everburn.store import CorruptArtifactError, StoreError, StoreFullError
 
-Failure = Literal["recoverable", "snapshot_gone", "store_full", "fatal"]
-WORST_FIRST: tuple[Failure, ...] = ("fatal", "recoverable", "snapshot_gone", "store_full")
+Failure = Literal["recoverable", "snapshot_gone", "store_failed", "store_full", "fatal"]
+WORST_FIRST: tuple[Failure, ...] = (
+    "fatal",
+    "recoverable",
+    "snapshot_gone",
+    "store_failed",
+    "store_full",
+)
 
 _TRANSIENT_STATUS = frozenset({408, 429, *range(500, 600)})
 _TRANSPORT_ERRORS = frozenset(
@@ -48,8 +54,8 @@ class RowsFailedError(RuntimeError):
 
 
 def classify(error: BaseException) -> Failure:
-    """Recoverable (retried, then dropped), gone with its snapshot or for want of space (retried),
-    or fatal.
+    """Recoverable (retried, then dropped), for want of its snapshot, of the store or of space there
+    (retried), or fatal.
 
     The cause chain counts: a library's own error around a timeout is still a timeout. A group, as
     an asyncio.TaskGroup raises it, is what the worst of its errors is.
@@ -69,6 +75,10 @@ def _classified(error: BaseException, around: frozenset[int]) -> Failure:
             return "snapshot_gone"
         if isinstance(current, StoreFullError):
             return "store_full"
+        if isinstance(current, CorruptArtifactError):
+            return "fatal"
+        if isinstance(current, StoreError):
+            return "store_failed"
         if isinstance(current, EntrypointError):
             # Its cause is whatever the user's module raised as it was imported.
             return "fatal"
@@ -96,11 +106,7 @@ def needs_fresh_samples(error: Exception) -> bool:
 def _is_recoverable(error: BaseException) -> bool:
     if isinstance(
         error,
-        RecoverableRolloutError
-        | TimeoutError
-        | asyncio.TimeoutError
-        | ConnectionError
-        | StoreError,
+        RecoverableRolloutError | TimeoutError | asyncio.TimeoutError | ConnectionError,
     ):
         return True
     status = status_of(error)

@@ -32,7 +32,7 @@ from everburn.entrypoints import call, resolve
 from everburn.refs import RESOURCES, resource_key
 from everburn.rollouts import RecoverableRolloutError
 from everburn.sampling import CompletionScope, current_scope
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, through_outages
 from everburn.threads import beside, in_thread
 
 log = logging.getLogger(__name__)
@@ -114,13 +114,17 @@ class SupersededError(RecoverableRolloutError):
     and what this one came to was made without its resources, perhaps."""
 
 
-async def require_own(store: ArtifactStore, scope: CompletionScope) -> None:
-    """See that an attempt still has what it registered.
+async def require_own(store: ArtifactStore, scope: CompletionScope, patience: float) -> None:
+    """See that an attempt still has what it registered; patience: seconds for a store that fails.
 
     Raises:
-        SupersededError
+        SupersededError, StoreError
     """
-    gone = await beside(lambda: [k for k in scope.resources if not store.exists(k)])
+
+    def missing() -> list[str]:
+        return [key for key in scope.resources if not store.exists(key)]
+
+    gone = await through_outages(missing, patience=patience)
     if gone:
         raise SupersededError(
             f"{scope.where}: {len(gone)} of its resources were reaped while it ran: another "

@@ -48,14 +48,14 @@ from everburn.rollouts import (
 )
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, Sampler
-from everburn.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.store import ArtifactStore, StoreError, through_outages, when_there_is_space
 from everburn.threads import beside
 from everburn.tokenizers import load_tokenizer, tokenizer_name
 
 log = logging.getLogger(__name__)
 
-FULL_PATIENCE = 30.0
-"""Seconds that a full store is waited for beyond a rollout's deadline; its activity has more."""
+STORE_PATIENCE = 30.0
+"""Seconds that the store is waited for beyond a rollout's deadline; its activity has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class RolloutRunner:
         attempts at it.
 
         Raises:
-            InvalidRolloutError, TimeoutError, StoreFullError, and whatever the function raises.
+            InvalidRolloutError, TimeoutError, StoreError, and whatever the function raises.
         """
         begun = time.monotonic()
         earlier = await beside(self._earlier.unused, group)
@@ -124,13 +124,9 @@ class RolloutRunner:
         if finished is None:
             return await _outcome(completion, "dropped", scope)
         record = self._record(finished, group, position, completion, version)
-        # Given up before the attempt is, which would count: a full disk says nothing about it.
-        left = self.config.rollout_timeout + FULL_PATIENCE - (time.monotonic() - begun)
-        key = rollout_key(group, completion)
+        key, left = rollout_key(group, completion), self._patience(begun)
         # Off the loop: compressing and writing would hold up other rollouts.
-        await when_there_is_space(
-            write_rollout, self.store, key, record, finished.run, patience=left
-        )
+        await through_outages(write_rollout, self.store, key, record, finished.run, patience=left)
         return await _outcome(completion, "succeeded", scope)
 
     async def evaluate(self, index: int, version: int, tries: int = 0) -> dict[str, Any]:
@@ -138,7 +134,7 @@ class RolloutRunner:
         found by the next attempt.
 
         Raises:
-            InvalidRolloutError, TimeoutError, and whatever the function raises.
+            InvalidRolloutError, TimeoutError, StoreError, and whatever the function raises.
         """
         key = evaluation_row_key(version, index)
         known: dict[str, Any] | None = await beside(self.store.find_json, key)
@@ -158,7 +154,7 @@ class RolloutRunner:
             "output_tokens": finished.scope.output_tokens,
             "at_token_limit": finished.scope.at_token_limit,
         }
-        await when_there_is_space(partial(self.store.put_json, once=True), key, sample)
+        await through_outages(partial(self.store.put_json, once=True), key, sample)
         if scope.log is not None:
             await scope.log.forget()
         return sample
@@ -249,7 +245,7 @@ class RolloutRunner:
                 given = copy.deepcopy(row)
                 async with within(self.config.rollout_timeout, "rollout_timeout"):
                     result = await self._rollout_fn(given, **wanted)
-            await require_own(self.store, scope)
+            await require_own(self.store, scope, self._patience(started))
         finally:
             # Also what is cancelled, perhaps twice, leaves nothing behind.
             await to_its_end(self._reap(scope))
@@ -260,6 +256,11 @@ class RolloutRunner:
             require_routing(run, scope.where)
         info = written_info(run, scope.where)
         return Finished(run, info, scope, time.monotonic() - started)
+
+    def _patience(self, begun: float) -> float:
+        """Seconds that are left to keep what a completion came to. That is given up before its
+        attempt is, which would count: a store that is full, or fails, says nothing about it."""
+        return self.config.rollout_timeout + STORE_PATIENCE - (time.monotonic() - begun)
 
     async def _reap(self, scope: CompletionScope) -> None:
         """Reap what the attempt has made. A store that can't say what that is mustn't cost what the

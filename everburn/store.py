@@ -269,22 +269,29 @@ async def when_there_is_space(
             await asyncio.sleep(FULL_INTERVAL)
 
 
-async def through_outages(access: Callable[..., T], *arguments: Any) -> T:
+async def through_outages(
+    access: Callable[..., T], *arguments: Any, patience: float | None = None
+) -> T:
     """Read or write in a thread, for whoever nobody would ask again: a full store is waited for,
     one that fails otherwise is asked again for up to OUTAGE_PATIENCE seconds.
 
+    patience: seconds after which both are given up instead.
+
     Raises:
-        StoreError: it failed for so long. CorruptArtifactError; and whatever else it raises.
+        StoreFullError, StoreError: it failed for so long. CorruptArtifactError; and whatever else
+            it raises.
     """
-    deadline = None
+    full_until = math.inf if patience is None else time.monotonic() + patience
+    failing_until = None if patience is None else full_until
     while True:
         try:
-            return await when_there_is_space(access, *arguments)
-        except CorruptArtifactError:
+            left = full_until - time.monotonic()
+            return await when_there_is_space(access, *arguments, patience=left)
+        except (CorruptArtifactError, StoreFullError):
             raise
         except StoreError as error:
-            deadline = deadline or time.monotonic() + OUTAGE_PATIENCE
-            if time.monotonic() >= deadline:
+            failing_until = failing_until or time.monotonic() + OUTAGE_PATIENCE
+            if time.monotonic() >= failing_until:
                 raise
             log.warning("%s; tried again in %g s", error, OUTAGE_INTERVAL)
             await asyncio.sleep(OUTAGE_INTERVAL)

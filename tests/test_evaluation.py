@@ -12,6 +12,7 @@ from everburn.failures import RowsFailedError
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, evaluation_key, rollout_key
 from everburn.rollout_runner import RolloutRunner
+from everburn.store import StoreError
 from support.script import Draw, one_segment
 from support.scripted_run import scripted_run
 
@@ -31,6 +32,20 @@ async def test_what_a_rollout_says_of_itself_is_the_same_in_training_and_evaluat
     report = load_report(runner.store, evaluation_key(0))
     assert report is not None
     assert report.samples[0].info == record.info == {"score": "NaN", "at": str(tmp_path)}
+
+
+async def test_a_store_that_fails_is_no_failure_of_a_row(tmp_path: Path) -> None:
+    async def play(draw: Draw) -> Any:
+        if draw.row == 0:
+            raise StoreError("can't write its sandbox's record")
+        if draw.row == 1:
+            raise RecoverableRolloutError("the judge is asleep")
+        return 1.0
+
+    runner = RolloutRunner(scripted_run(tmp_path, play, count=3))
+    with pytest.raises(RowsFailedError) as caught:
+        await evaluate_shard(runner, 0, 0, 0, 3)
+    assert isinstance(caught.value.first, RecoverableRolloutError) and caught.value.failed == 1
 
 
 @pytest.mark.parametrize("count_all", [False, True])

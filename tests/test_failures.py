@@ -16,10 +16,11 @@ from everburn.failures import (
     needs_fresh_samples,
     telling,
 )
-from everburn.store import StoreError, StoreFullError
+from everburn.store import CorruptArtifactError, StoreError, StoreFullError
 
 GONE = SnapshotGoneError("policy version 3 isn't served")
 SLOW = RecoverableRolloutError("the judge is asleep")
+CUT_OFF = StoreError("can't read")
 WRONG = KeyError("answer")
 
 
@@ -33,13 +34,15 @@ def caused(error: Exception, cause: Exception) -> Exception:
     [
         (GONE, "snapshot_gone"),
         (StoreFullError("no space"), "store_full"),
-        (StoreError("can't read"), "recoverable"),
+        (StoreError("can't read"), "store_failed"),
+        (CorruptArtifactError("it has changed"), "fatal"),
         (SLOW, "recoverable"),
         (TimeoutError(), "recoverable"),
         (ConnectionResetError(), "recoverable"),
         (WRONG, "fatal"),
         (caused(RuntimeError("the agent failed"), GONE), "snapshot_gone"),
         (caused(RuntimeError("the agent failed"), TimeoutError()), "recoverable"),
+        (caused(RuntimeError("the agent failed"), CUT_OFF), "store_failed"),
         (caused(RuntimeError("the agent failed"), WRONG), "fatal"),
     ],
 )
@@ -67,6 +70,8 @@ async def test_what_calls_in_parallel_raise_counts_as_it_would_alone():
         ([SLOW], "recoverable", SLOW),
         ([GONE, SLOW], "recoverable", SLOW),
         ([GONE, SLOW, WRONG], "fatal", WRONG),
+        ([CUT_OFF, SLOW], "recoverable", SLOW),
+        ([StoreFullError("no space"), CUT_OFF], "store_failed", CUT_OFF),
         (
             [ExceptionGroup("tools", [GONE]), ExceptionGroup("calls", [GONE, SLOW])],
             "recoverable",

@@ -10,6 +10,7 @@ import pytest
 
 from everburn import RecoverableRolloutError
 from everburn import resources as resources_module
+from everburn import store as store_module
 from everburn.entrypoints import EntrypointError
 from everburn.refs import GroupKey, RunRef, completion_name
 from everburn.resources import (
@@ -23,7 +24,7 @@ from everburn.resources import (
 from everburn.rollout_runner import RolloutRunner
 from everburn.run_folder import stored_config
 from everburn.sampling import CompletionScope, current_scope
-from everburn.store import ArtifactStore
+from everburn.store import ArtifactStore, StoreError
 from support.agents import a_config, a_folder, complete, complete_elsewhere
 from support.command_line import Everburn
 from support.sandboxes import REAPER, left, made_by, noted
@@ -58,6 +59,27 @@ async def test_a_completion_that_fails_leaves_nothing(tmp_path: Path) -> None:
     run = a_run(tmp_path, "fail")
     with pytest.raises(RecoverableRolloutError, match="power"):
         await complete(run)
+    check_nothing_is_left(tmp_path, run)
+
+
+async def test_a_completion_outlasts_a_store_that_cant_say_what_it_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has come to something by then."""
+    monkeypatch.setattr(store_module, "OUTAGE_INTERVAL", 0.01)
+    look, asked = ArtifactStore.exists, []
+
+    def look_unless_first(store: ArtifactStore, key: str) -> bool:
+        if key.startswith("resources/"):
+            asked.append(key)
+            if len(asked) == 1:
+                raise StoreError(f"can't look for {key}: Input/output error")
+        return look(store, key)
+
+    monkeypatch.setattr(ArtifactStore, "exists", look_unless_first)
+    run = a_run(tmp_path, "succeed")
+    await complete(run)
+    assert len(asked) == 2
     check_nothing_is_left(tmp_path, run)
 
 

@@ -427,6 +427,27 @@ async def test_a_store_that_fails_is_asked_again_for_a_while(
     assert len(errors) > 900
 
 
+@pytest.mark.parametrize("error", [StoreError("cut off"), StoreFullError("no space")])
+async def test_how_long_a_store_is_waited_for_is_the_callers_to_say(
+    monkeypatch: pytest.MonkeyPatch, error: StoreError
+):
+    for name in ("OUTAGE_INTERVAL", "FULL_INTERVAL", "OUTAGE_PATIENCE"):
+        monkeypatch.setattr(everburn_store, name, 0.0)
+    tried: list[int] = []
+
+    def fail_twice() -> str:
+        tried.append(len(tried))
+        if len(tried) < 3:
+            raise error
+        return "there"
+
+    assert await through_outages(fail_twice, patience=3600.0) == "there"
+    tried.clear()
+    with pytest.raises(StoreError, match=str(error)):
+        await through_outages(fail_twice, patience=-1.0)
+    assert tried == [0]
+
+
 async def test_a_corrupt_file_is_read_once(local: ArtifactStore):
     local.put("data", b"{")
     reads: list[str] = []

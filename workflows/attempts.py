@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import (
         RECOVERABLE,
         SNAPSHOT_GONE,
+        STORE_FAILED,
         STORE_FULL,
         WORKER_SHUTDOWN,
         WORKER_UNFIT,
@@ -42,6 +43,7 @@ BACKOFF = (1, 2, 4, 8, 15, 30, 60)
 LONGEST_AFTER_LOSS = 15
 WAITS_FOR = {
     SNAPSHOT_GONE: "its policy version to be served again",
+    STORE_FAILED: "the store",
     STORE_FULL: "space in the store",
     WORKER_UNFIT: "a worker that can import its code",
     WORKER_SHUTDOWN: "another worker",

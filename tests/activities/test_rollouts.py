@@ -13,7 +13,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, WORKER_UNFIT
+from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, STORE_FAILED, WORKER_UNFIT
 from activities.messages import Prepared, RolloutOrder, RowsFailed, ShardOrder
 from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
@@ -174,6 +174,22 @@ async def test_a_worker_that_ends_leaves_nothing_of_the_rollouts_that_it_cuts_of
     assert await asyncio.to_thread(worker.activities.join, 10)
     assert reaped.is_set()
     assert registered(ArtifactStore.of(run)) == []
+
+
+async def test_a_store_that_fails_is_told_as_such_and_a_corrupt_file_by_its_name(
+    worker: Worker, tmp_path: Path
+) -> None:
+    run = scripted_run(tmp_path, spread)
+    rows = Path(run.folder) / "rows.jsonl"
+    rows.rename(rows.with_suffix(".aside"))
+    rows.mkdir()
+    failure = await worker.failure(run)
+    assert failure.type == STORE_FAILED and "rows.jsonl: Is a directory" in failure.message
+    rows.rmdir()
+    rows.write_text('{"row": 0')
+    failure = await worker.failure(run)
+    assert failure.type == "CorruptArtifactError"
+    assert failure.message.startswith(f"{WHERE}: CorruptArtifactError: {rows} isn't JSON")
 
 
 def run_of_code(folder: Path, module: str, code: str, **fields: Any) -> RunRef:

@@ -17,7 +17,8 @@ from everburn import store
 @dataclass
 class FailingDisk:
     """Each file whose name ends like `pattern` fails the first time that an activity of the type
-    reads or writes it, in each of them once. times: of how many files; None: of all.
+    reads or writes it, in each of them once. times: of how many files; None: of all. reads: whether
+    reading fails, too.
 
     failed: activity type and file, in their order.
     """
@@ -25,6 +26,7 @@ class FailingDisk:
     activity: str = "*"
     pattern: str = "*"
     times: int | None = None
+    reads: bool = True
     failed: list[tuple[str, str]] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +38,8 @@ class FailingDisk:
             write(path, data, once=once)
 
         def read_if_it_can(fs: LocalFileSystem, path: str, *args: Any, **kwargs: Any) -> bytes:
-            self._fail(path)
+            if self.reads:
+                self._fail(path)
             found: bytes = read(fs, path, *args, **kwargs)
             return found
 

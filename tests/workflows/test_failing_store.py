@@ -1,8 +1,9 @@
-"""A store that fails under a lease: waited for, and when that is in vain the lease ends."""
+"""A store that fails. Under a lease: waited for, and when that is in vain the lease ends. Under
+rollouts: waited for, and what they came to isn't made again."""
 
 import pytest
 
-from everburn import run_folder, store
+from everburn import rollout_runner, run_folder, store
 from everburn.learning.batch import Batch
 from everburn.run_folder import Owner
 from everburn.store import ArtifactStore, StoreError
@@ -10,7 +11,9 @@ from everburn.trainers import TrainerStateLostError
 from support.failing_disk import FailingDisk
 from support.farm import Start
 from support.script import Script
+from workflows import attempts
 
+HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
 MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step", "prepare_batch")
 
 
@@ -102,3 +105,58 @@ async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
     assert failed
     assert [entry.epoch for entry in run.ledger] == [1]
     assert (run.trainer.count("open"), run.trainer.count("close")) == (1, 1)
+
+
+async def test_one_that_fails_under_rollouts_has_nothing_sampled_twice(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
+    kinds = {"rollout": "*/rollouts/*.parquet", "evaluate_shard": "*/evaluations/*/row-*"}
+    disks = [FailingDisk(kind, pattern, reads=False) for kind, pattern in kinds.items()]
+    for disk in disks:
+        disk.install(monkeypatch)
+    run = await start_tuned(Script(), rows=1, evaluation_dataset=HELD_OUT)
+    await run.result()
+    assert [len(disk.failed) for disk in disks] == [2, 2 * 3]
+    assert len(run.script.begun) == 2 + 2 * 3
+
+
+async def test_one_that_fails_for_longer_counts_for_no_rollout(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever an attempt reads or writes: what fails but once would be counted here."""
+    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
+    monkeypatch.setattr(attempts, "MAX_FAILURES", 1)
+    monkeypatch.setattr(rollout_runner, "STORE_PATIENCE", -3600.0)
+    monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
+    disks = [FailingDisk("rollout"), FailingDisk("evaluate_shard")]
+    for disk in disks:
+        disk.install(monkeypatch)
+    run = await start_tuned(
+        Script(), rows=1, evaluation_dataset=HELD_OUT, on_any_rollout_failure="fail"
+    )
+    result = await run.result()
+    assert run.trained == ["0"] and result.evaluations.keys() == {0, 1}
+    assert all(not group.lost for group in run.groups)
+    last = run.metrics("producer/event")[-1]
+    assert last["producer/recoverable_errors_total"] == 0
+    failed = [{path.rpartition(f"{run.id}/")[2] for _, path in disk.failed} for disk in disks]
+    assert failed[0] >= {"owner.json", "rows.jsonl", "rollouts/row-000000.0/completion-1.parquet"}
+    assert failed[1] >= {"evaluations/000000/row-000002.json", "evaluations/000001/shard-0000.json"}
+
+
+async def test_the_figures_of_an_evaluation_function_outlast_one_that_fails(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    disk = FailingDisk("evaluate_function", "*/figures.json", reads=False)
+    disk.install(monkeypatch)
+    called: list[int] = []
+
+    def evaluate(step: int, rollout_fn: object) -> dict[str, float]:
+        called.append(step)
+        return {"skill": 1.0}
+
+    run = await start(Script(evaluate=evaluate), rows=1)
+    result = await run.result()
+    assert called == [0, 1] and len(disk.failed) == 2
+    assert result.evaluations[1]["eval/skill"] == 1.0

@@ -64,7 +64,7 @@ async def test_a_rollout_that_finds_no_space_within_its_time_counts_for_nothing(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
-    monkeypatch.setattr(rollout_runner, "FULL_PATIENCE", -1.0)
+    monkeypatch.setattr(rollout_runner, "STORE_PATIENCE", -1.0)
     disk = FullDisk("rollouts/row-000000.0/completion-1.parquet", TIMES)
     disk.install(monkeypatch)
     run = await start_tuned(
