@@ -7,7 +7,6 @@ steps: those take groups out of the queue.
 
 import asyncio
 from collections.abc import Coroutine
-from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -32,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
         Released,
         RolloutsFailed,
     )
-    from workflows.prompt_group import OVERTIME, PromptGroup
+    from workflows.prompt_group import PromptGroup, completion_limit
     from workflows.settings import Settings
     from workflows.state import Fatal, GroupOut, RowHistory, RunState
 
@@ -43,7 +42,7 @@ MAX_GROUPS_OUT = 512
 MAX_WAITING_FOR = 200
 """Characters of what a run waits for, in a record of a standstill."""
 GROUP_LIFETIME_FACTOR = MAX_FAILURES + MAX_LOSSES + 2
-"""A group's execution timeout in rollout deadlines: room for all attempts that count."""
+"""A group's execution timeout in limits of a completion: room for all attempts that count."""
 
 
 class Producer:
@@ -274,7 +273,6 @@ class Producer:
         config, run = self._settings.config, self._state.run
         history = self._state.again.get(key.cursor)
         incomplete = 0 if history is None else history.incomplete
-        lifetime = timedelta(seconds=config.rollout_timeout) + OVERTIME
         try:
             child = await workflow.start_child_workflow(
                 PromptGroup.run,
@@ -291,7 +289,7 @@ class Producer:
                 id=group_workflow_id(run.id, key),
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                execution_timeout=lifetime * GROUP_LIFETIME_FACTOR,
+                execution_timeout=completion_limit(config.rollout_timeout) * GROUP_LIFETIME_FACTOR,
                 search_attributes=self._attributes(key, version),
                 static_summary=f"row {key.text} · policy v{version}",
             )

@@ -17,6 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import CompleteGroup, RolloutOrder, RunLife
     from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
+    from activities.runners import LOAD_TIMEOUT
     from everburn.refs import RolloutOutcome
     from workflows.attempts import ONCE, AttemptsUsedUpError, in_attempts
     from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
@@ -25,10 +26,20 @@ with workflow.unsafe.imports_passed_through():
 HEARTBEAT_TIMEOUT = timedelta(seconds=6)
 """How long a rollout worker can be dead before its work is given to others, and thrice how long
 a cancelled call runs on. Each beat costs the server 0.4 ms."""
-OVERTIME = timedelta(seconds=60)
-"""Beyond its own deadline, before a completion whose code blocks is given up from outside."""
+OVERTIME = timedelta(minutes=3)
+"""Of an attempt, beyond user code and who blocks: the store, what is to be reaped, some grace."""
 MAX_ERROR = 120
 """Characters of a failure kept per completion."""
+
+
+def completion_limit(rollout_timeout: float) -> timedelta:
+    """How long an attempt at a completion may take before it is given up from outside, and counts.
+
+    Its worker must be the first to know: where code blocks for ever, it tells whose that is, while
+    the server gives up whatever runs there. Code may begin to block as its deadline ends, counted
+    from when all is loaded; and the worker waits for as long again.
+    """
+    return timedelta(seconds=LOAD_TIMEOUT + 2 * rollout_timeout) + OVERTIME
 
 
 @workflow.defn
@@ -138,7 +149,7 @@ class PromptGroup:
                 tries=tries,
             ),
             task_queue=ROLLOUT_QUEUE,
-            start_to_close_timeout=timedelta(seconds=order.rollout_timeout) + OVERTIME,
+            start_to_close_timeout=completion_limit(order.rollout_timeout),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
             retry_policy=ONCE,
             summary=f"row {order.key.text} · completion {completion} · policy v{order.version}",

@@ -135,7 +135,7 @@ class Farm:
         )
 
     @asynccontextmanager
-    async def other_rollout_worker(self) -> AsyncIterator[None]:
+    async def other_rollout_worker(self) -> AsyncIterator[RolloutActivities]:
         """One more rollout worker, which goes down at the end of the block."""
         config = self.client.service_client.config
         client = await Client.connect(
@@ -143,7 +143,7 @@ class Farm:
         )
         activities = RolloutActivities()
         async with rollout_worker(client, activities, SLOTS):
-            yield
+            yield activities
         activities.close()
 
     async def close(self, run: Run) -> None:

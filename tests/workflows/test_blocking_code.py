@@ -1,0 +1,75 @@
+"""User code that blocks for ever: its worker tells whose it is before the server gives all up."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from activities.runners import LOAD_TIMEOUT
+from everburn import user_loop
+from everburn.resources import END_TIMEOUT
+from everburn.rollout_runner import STORE_PATIENCE
+from everburn.user_loop import GRACE
+from support.farm import Farm, Start
+from support.script import Draw, Script
+from support.waiting import until
+from workers import processes
+from workflows import attempts, prompt_group
+
+DEADLINE = 2.0
+BEGINS = 0.5
+QUEUE = "of a worker that code blocks"
+
+
+@pytest.fixture
+def free() -> Iterator[threading.Event]:
+    """Set once the test is over, when the thread may end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_code_that_blocks_late_counts_for_its_completion_and_for_none_beside(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch, free: threading.Event
+):
+    """So late that its own deadline and another, for which the worker waits, end after one and the
+    overtime."""
+    for module in (processes, prompt_group):
+        monkeypatch.setattr(module, "ROLLOUT_QUEUE", QUEUE)
+    monkeypatch.setattr(processes, "GRACE", timedelta(seconds=0.1))
+    monkeypatch.setattr(prompt_group, "OVERTIME", timedelta(seconds=0.1))
+    monkeypatch.setattr(attempts, "MAX_FAILURES", 1)
+    monkeypatch.setattr(user_loop, "GRACE", 0.2)
+    monkeypatch.setattr(user_loop, "TICK", 0.2)
+    script = Script()
+
+    async def play(draw: Draw) -> float:
+        if draw.tries:
+            return draw.completion
+        await until(lambda: len(script.begun) == 3)
+        if draw.completion == 1:
+            await asyncio.sleep(BEGINS)
+            free.wait()
+        await asyncio.Event().wait()
+        raise AssertionError("it waits for ever")
+
+    script.play = play
+    async with tunable_farm.other_rollout_worker() as blocked:
+        run = await start_tuned(script, rows=1, completions_per_prompt=3, rollout_timeout=DEADLINE)
+        assert "free.wait()" in await asyncio.wait_for(blocked.blocked(), 60)
+    async with tunable_farm.other_rollout_worker():
+        await run.result()
+    (group,) = run.groups
+    (lost,) = group.lost
+    assert lost.completion == 1 and "it blocks its worker for good" in (lost.error or "")
+    assert [member.completion for member in group.members] == [0, 2]
+
+
+@pytest.mark.parametrize("deadline", [1.0, 3600.0])
+def test_a_worker_knows_who_blocks_before_the_server_gives_up_its_completions(deadline: float):
+    """Though all that may take time before has taken all of it."""
+    begins = LOAD_TIMEOUT + STORE_PATIENCE + END_TIMEOUT + deadline + END_TIMEOUT
+    known = begins + deadline + GRACE
+    assert timedelta(seconds=known) < prompt_group.completion_limit(deadline)
