@@ -51,7 +51,7 @@ class GroupReport(Message):
     """Completions that used what an earlier attempt had finished."""
     failures: list[bool] = Field(default_factory=list)
     error: str | None = None
-    """What failed first."""
+    """What failed first; of a group that isn't fatal, its beginning."""
     error_type: str | None = None
     completion: int | None = None
     """The one that failed first."""

@@ -146,9 +146,8 @@ class Producer:
             case "cancelled":
                 self._give_back(report.key)
         if state.breaker.tripped and state.fatal is None:
-            state.fatal = Fatal(
-                error=f"circuit breaker: {state.breaker.tripped}", error_type="CircuitBreakerOpen"
-            )
+            error = f"circuit breaker: {state.breaker.tripped}{_of(report)}"
+            state.fatal = Fatal(error=error, error_type="CircuitBreakerOpen")
         self.refill(after_completion=True)
 
     @property
@@ -454,3 +453,11 @@ class Producer:
         values |= self._gauge_values()
         values |= {f"{name}_total": n for name, n in state.counters.model_dump().items()}
         return [values.get(name) for name in PRODUCER_METRICS]
+
+
+def _of(report: GroupReport) -> str:
+    """What has failed first in a group, to be added to what follows from it."""
+    if report.error is None:
+        return ""  # its fate was found in the store, which doesn't say
+    place = f"row {report.key.cursor} · completion {report.completion}"
+    return f"; {report.error}" if place in report.error else f"; {place}: {report.error}"

@@ -167,6 +167,7 @@ class PromptGroup:
             summary=f"row {order.key.text} · complete group",
         )
         statuses = [outcome.status for outcome in self._outcomes]
+        first = self._first_failure
         return GroupReport(
             key=order.key,
             version=order.version,
@@ -177,7 +178,13 @@ class PromptGroup:
             drops=len(statuses) - summary.survivors,
             reused=sum(outcome.reused for outcome in self._outcomes),
             failures=[status == "failed" for status in statuses if status != "dropped"],
+            error=None if first is None else self._said(first),
+            completion=None if first is None else first.completion,
         )
+
+    def _said(self, failure: GroupReport) -> str:
+        """What fits beside the rest of a group's report, to a run that knows its own id."""
+        return (failure.error or "").removeprefix(f"run {self._order.run.id} · ")[:MAX_ERROR]
 
     async def _release(self) -> None:
         """Tell the run how many calls have ended, a few at a time.

@@ -1,6 +1,7 @@
 """Recoverable failures: tried again within limits, then dropped, and counted by the breaker."""
 
 import asyncio
+import re
 
 import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
@@ -141,7 +142,11 @@ async def test_five_failures_in_a_row_open_the_breaker(start_tuned: Start):
     run = await start_tuned(Script(play), rows=3, completions_per_prompt=5)
     failure = await run.failure()
     assert failure.type == "CircuitBreakerOpen"
-    assert "5 rollouts failed in a row" in failure.message
+    assert re.fullmatch(
+        r"circuit breaker: 5 rollouts failed in a row; row 1 · completion \d: "
+        "RecoverableRolloutError: the judge of row 1 is asleep",
+        failure.message,
+    )
     assert run.trained == ["0"]
     assert run.script.rows_begun == {0, 1}
     assert run.trainer.calls[-1] == "close"
@@ -156,7 +161,8 @@ async def test_half_of_the_last_rollouts_failing_opens_the_breaker(start_tuned: 
     )
     failure = await run.failure()
     assert failure.type == "CircuitBreakerOpen"
-    assert "5 of the last 10 rollouts failed" in failure.message
+    assert "5 of the last 10 rollouts failed; row " in failure.message
+    assert " · completion 1: RecoverableRolloutError: the judge of row " in failure.message
 
 
 async def test_any_failure_ends_the_run_where_the_recipe_says_so(start_tuned: Start):
