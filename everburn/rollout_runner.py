@@ -55,7 +55,8 @@ from everburn.tokenizers import load_tokenizer, tokenizer_name
 log = logging.getLogger(__name__)
 
 STORE_PATIENCE = 30.0
-"""Seconds that the store is waited for beyond a rollout's deadline; its activity has more."""
+"""Seconds that the store is waited for before a rollout, and beyond its deadline; its activity has
+more, and counts where it hasn't given up by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,11 @@ class RolloutRunner:
         Raises:
             InvalidRolloutError, TimeoutError, StoreError, and whatever the function raises.
         """
-        begun = time.monotonic()
         earlier = await beside(self._earlier.unused, group)
-        if await when_there_is_space(has_rollout, self.store, group, completion, version, earlier):
+        known = partial(has_rollout, self.store, group, completion, version, earlier)
+        if await when_there_is_space(known, patience=STORE_PATIENCE):
             return RolloutOutcome(completion=completion, status="succeeded", reused=True)
+        begun = time.monotonic()
         position = self.order.position(group.cursor)
         where = f"run {self.run.id} · row {group.cursor} · completion {completion}"
         context = {
@@ -258,8 +260,8 @@ class RolloutRunner:
         return Finished(run, info, scope, time.monotonic() - started)
 
     def _patience(self, begun: float) -> float:
-        """Seconds that are left to keep what a completion came to. That is given up before its
-        attempt is, which would count: a store that is full, or fails, says nothing about it."""
+        """Seconds that are left to keep what a completion came to: a store that is full, or fails,
+        says nothing about it."""
         return self.config.rollout_timeout + STORE_PATIENCE - (time.monotonic() - begun)
 
     async def _reap(self, scope: CompletionScope) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from everburn import rollout_runner
 from everburn.deadlines import SelfCancelledError
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, RolloutOutcome, RunRef, rollout_key
 from everburn.rollout_runner import RolloutRunner
-from everburn.store import ArtifactStore
-from support.script import Draw
+from everburn.store import ArtifactStore, StoreFullError
+from support.full_disk import FullDisk
+from support.script import Draw, spread
 from support.scripted_run import scripted_run
 
 ROW = GroupKey(cursor=0)
@@ -45,6 +47,23 @@ async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its
     _, rollout = read_rollout(store, rollout_key(ROW, 0))
     assert rollout.segments[0].reward == 0.5
     assert any("Too many open files" in record.message for record in caplog.records)
+
+
+async def test_one_without_space_for_what_an_earlier_attempt_has_finished_gives_its_attempt_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is timed out, which would count."""
+    monkeypatch.setattr(rollout_runner, "STORE_PATIENCE", -1.0)
+    run = scripted_run(tmp_path, spread)
+    await complete(run)
+    again = GroupKey(cursor=0, attempt=1)
+    disk = FullDisk(rollout_key(again, 0), times=10)
+    disk.install(monkeypatch)
+    with pytest.raises(StoreFullError, match="No space left"):
+        await complete(run, again)
+    assert disk.refused == 1
+    disk.times = 0
+    assert (await complete(run, again)).reused
 
 
 async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path: Path) -> None:
