@@ -1,6 +1,7 @@
 """The run's writer: every change of ledger and metrics, one at a time.
 
-Owns the order of writes and how long they are retried (for ever: a full disk is waited for).
+Owns the order of writes and how long they are retried (for ever: a full disk is waited for), and
+that nothing is written to a folder that isn't the run's.
 Doesn't own what is written (activities/records.py).
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue
 from temporalio import workflow
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -37,6 +39,8 @@ TIMEOUT = timedelta(minutes=2)
 HEARTBEAT_TIMEOUT = timedelta(seconds=4)
 """How long a writer can be dead before its write is done again: part of an orchestrator's recovery,
 and cheap, since writes are short."""
+CREATE_ATTEMPTS = RetryPolicy(maximum_attempts=3)
+"""Then a person is told why the run has no folder yet."""
 MAX_WHAT = 500
 """Characters of what is kept of a control."""
 MAX_SAMPLES = 6
@@ -62,6 +66,11 @@ class Recorder:
         return bool(self._owns_folder)
 
     async def create_run(self, config: dict[str, object]) -> RunCreated:
+        """Make the run's folder, or take it over.
+
+        Raises:
+            ActivityError: it can't be written now, or never.
+        """
         # Only the first execution of a chain gets here; a reset one has an id of its own.
         owner = Owner(chain=workflow.info().run_id, life=self._state.life)
         state = self._state
@@ -69,7 +78,7 @@ class Recorder:
             run=state.run, config=config, owner=owner, at=workflow.time(), step=state.step
         )
         created: RunCreated = await self._execute(
-            RecordActivities.create_run, order, "create the run's folder"
+            RecordActivities.create_run, order, "create the run's folder", CREATE_ATTEMPTS
         )
         self._owns_folder = True
         return created
@@ -151,14 +160,16 @@ class Recorder:
         return samples
 
     async def flush_producer_samples(self) -> None:
-        """Write what waits."""
-        while self._state.producer_samples:
+        """Write what waits; nothing without a folder."""
+        while self._state.producer_samples and self.owns_folder:
             order = RecordProducer(
                 run=self._state.run, samples=self.take_producer_samples(MAX_SAMPLES)
             )
             await self._execute(RecordActivities.record_producer, order, "producer metrics")
 
     async def finish(self, initial_version: int, final_version: int) -> None:
+        if not self.owns_folder:
+            return
         order = FinishRun(
             run=self._state.run,
             initial_version=initial_version,
@@ -173,16 +184,29 @@ class Recorder:
         )
         return count
 
-    async def _execute(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
+    async def _execute(
+        self,
+        activity: Callable[[Any, Any], Any],
+        order: Any,
+        summary: str,
+        attempts: RetryPolicy | None = None,
+    ) -> Any:
         async with self._turn:
-            return await self._do(activity, order, summary)
+            return await self._do(activity, order, summary, attempts)
 
-    async def _do(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
+    async def _do(
+        self,
+        activity: Callable[[Any, Any], Any],
+        order: Any,
+        summary: str,
+        attempts: RetryPolicy | None = None,
+    ) -> Any:
         return await workflow.execute_activity_method(
             activity,
             order,
             task_queue=ORCHESTRATOR_QUEUE,
             start_to_close_timeout=TIMEOUT,
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            retry_policy=attempts,
             summary=summary,
         )

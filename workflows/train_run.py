@@ -7,6 +7,7 @@ id; `temporal workflow start --type TrainRun --input-file run.json` is all it ta
 
 import asyncio
 import contextlib
+import itertools
 import math
 from datetime import timedelta
 from typing import Any
@@ -22,7 +23,7 @@ from temporalio.exceptions import (
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import STORE_FULL
+    from activities.failure_types import STORE_FULL, message_of
     from activities.messages import Prepared
     from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
@@ -48,7 +49,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.producer import Producer
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.records import Recorder
-    from workflows.recovery import Recovery
+    from workflows.recovery import Recovery, backoff
     from workflows.resets import ResetGuard
     from workflows.settings import Settings
     from workflows.state import RunState
@@ -113,16 +114,20 @@ class TrainRun:
         if self._config_error is not None:
             raise ApplicationError(self._config_error, type="InvalidConfig", non_retryable=True)
         self._guard.watch()
+        beginning = None
+        if state is None or state.grant is None:
+            # Before its company: what is asked of the server first is the folder.
+            beginning = asyncio.create_task(self._begin(config, anew=state is None))
         company = [
             asyncio.create_task(self._narrate()),
             asyncio.create_task(self._watchdog.watch()),
         ]
         try:
-            if state is not None and state.grant is not None:
+            if beginning is None:
                 self._producer.start()
                 begun = True
             else:
-                begun = await self._begin(config, anew=state is None)
+                begun = await self._has_begun(beginning)
             if begun:
                 await self._train()
             await self._finish(begun)
@@ -150,16 +155,18 @@ class TrainRun:
 
     # Life
 
-    async def _begin(self, config: dict[str, object], *, anew: bool) -> bool:
-        """Everything before the first step; false if the run was stopped over it."""
-        state = self._state
+    async def _begin(self, config: dict[str, object], *, anew: bool) -> None:
+        """Everything before the first step."""
         problem = self._config.origin_problem() if anew else None
         if problem is not None:
             raise ApplicationError(problem, type="InvalidConfig", non_retryable=True)
         self._state.enter("starting" if anew else "resuming", "the run's folder")
-        created = await self._recorder.create_run(config)
-        state.search_attributes = created.search_attributes
-        beginning = asyncio.create_task(self._start() if anew else self._resume())
+        await self._take_folder(config)
+        await (self._start() if anew else self._resume())
+
+    async def _has_begun(self, beginning: "asyncio.Task[None]") -> bool:
+        """Wait for the beginning; false if the run was stopped over it."""
+        state = self._state
         try:
             await workflow.wait_condition(lambda: beginning.done() or state.stop)
         finally:
@@ -167,10 +174,26 @@ class TrainRun:
             beginning.cancel()
             await workflow.wait([beginning])
         if stopped:
+            self._recorder.give_up()
             state.note("stopped before it began to train")
             return False
         await beginning
         return True
+
+    async def _take_folder(self, config: dict[str, object]) -> None:
+        """However long it can't be written: what is waited for says why."""
+        for attempts in itertools.count():
+            try:
+                created = await self._recorder.create_run(config)
+            except ActivityError as error:
+                final = isinstance(error.cause, ApplicationError) and error.cause.non_retryable
+                if final or is_cancelled_exception(error):
+                    raise
+                self._state.waiting_for = f"the run's folder: {message_of(error)}"
+                await workflow.sleep(backoff(attempts), summary="the run's folder")
+            else:
+                self._state.search_attributes = created.search_attributes
+                return
 
     async def _start(self) -> None:
         state = self._state

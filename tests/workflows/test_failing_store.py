@@ -1,7 +1,12 @@
-"""A store that fails. Under a lease: waited for, and when that is in vain the lease ends. Under
-rollouts: waited for, and what they came to isn't made again."""
+"""A store that fails: waited for. Under a lease, when that is in vain, the lease ends; under
+rollouts, what they came to isn't made again."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from temporalio.common import RetryPolicy
 
 from everburn import rollout_runner, run_folder, store
 from everburn.learning.batch import Batch
@@ -9,9 +14,12 @@ from everburn.run_folder import Owner
 from everburn.store import ArtifactStore, StoreError
 from everburn.trainers import TrainerStateLostError
 from support.failing_disk import FailingDisk
-from support.farm import Start
+from support.farm import Farm, Run, Start
 from support.script import Script
-from workflows import attempts
+from support.waiting import until
+from workflows import attempts, records, recovery
+from workflows.messages import StopRequest
+from workflows.train_run import TrainRun
 
 HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
 MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step", "prepare_batch")
@@ -19,6 +27,46 @@ MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step", "p
 
 def prepare(batch: Batch) -> list[list[list[float]]]:
     return [[[each.reward] for each in group.completions] for group in batch.groups]
+
+
+@pytest.fixture
+def no_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file where the runs' folders should be; it is asked again at once."""
+    quick = RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=10))
+    monkeypatch.setattr(records, "CREATE_ATTEMPTS", quick)
+    monkeypatch.setattr(recovery, "BACKOFF", (0.1,))
+    volume = tmp_path / "volume"
+    volume.write_text("not mounted")
+    return volume
+
+
+async def told_why(run: Run) -> bool:
+    """Whether the run says what is wrong with its folder."""
+    said = (await run.status()).waiting_for
+    return said.startswith("the run's folder: ") and "Not a directory" in said
+
+
+async def test_a_run_goes_on_once_its_folder_can_be_made(
+    start_tuned: Start, tunable_farm: Farm, no_volume: Path
+):
+    run = await tunable_farm.start(Script(), no_volume, rows=1)
+    await until(lambda: told_why(run))
+    await asyncio.to_thread(no_volume.unlink)
+    assert (await run.result()).steps == 1
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_a_run_whose_folder_cannot_be_made_can_be_stopped(
+    start_tuned: Start, tunable_farm: Farm, no_volume: Path, drain: bool
+):
+    run = await tunable_farm.start(Script(), no_volume, rows=1)
+    await until(lambda: told_why(run))
+    await run.handle.signal(TrainRun.stop, StopRequest(drain=drain))
+    result = await run.result()
+    assert (result.stopped, result.steps) == (True, 0)
+    status = await run.status()
+    assert (status.phase, status.notes) == ("stopped", ["stopped before it began to train"])
+    assert run.script.begun == [] and run.trainer.calls == []
 
 
 async def test_a_store_that_fails_for_a_while_costs_no_session(
