@@ -233,7 +233,7 @@ class Producer:
             ProducerSample(
                 index=state.producer_index,
                 values=self._sample_values(now),
-                waiting_for=state.waiting_for[:MAX_WAITING_FOR] if state.standstill else None,
+                waiting_for=state.waiting_for[:MAX_WAITING_FOR] if state.standstill(now) else None,
             )
         )
         state.producer_index += 1

@@ -6,6 +6,7 @@ from its folder.
 """
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,11 +22,13 @@ from everburn.scheduling.gauges import Gauges
 from everburn.scheduling.queue import GroupQueue
 from workflows.messages import LeaseEnded, Recovered, RolloutsFailed
 
-STATE_SCHEMA = 2
+STATE_SCHEMA = 3
 """Grows with every change after which an older state can't be read as it is."""
 MAX_NOTES = 10
 MAX_NOTE = 300
 MAX_SAVES = 10
+NO_PROGRESS = 300.0
+"""Seconds without any progress after which the run says so."""
 
 
 def _from_1(state: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +42,13 @@ def _from_1(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+def _from_2(state: dict[str, Any]) -> dict[str, Any]:
+    """The text of a standstill was kept; it follows from when anything moved last."""
+    state.pop("standstill", None)
+    return state
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
 """From each older schema to the one after it."""
 
 
@@ -207,8 +216,6 @@ class RunState(BaseModel):
     """When anything moved last."""
     looked_at: float | None = None
     """When the watchdog has looked last; at first, when the run began. None by an older build."""
-    standstill: str = ""
-    """What the run waits for, and since when, if nothing has moved for long."""
 
     # Controls
     paused: bool = False
@@ -252,10 +259,10 @@ class RunState(BaseModel):
             return values
         schema = values.get("schema_version", STATE_SCHEMA)
         if schema != STATE_SCHEMA and schema not in MIGRATIONS:
+            known = sorted((STATE_SCHEMA, *MIGRATIONS), reverse=True)
             raise ValueError(
-                f"the run's state has schema {schema}, and this worker reads {STATE_SCHEMA}"
-                f"{''.join(f', {older}' for older in sorted(MIGRATIONS))}. Nothing is lost: go on "
-                "with `everburn resume`"
+                f"the run's state has schema {schema}, and this worker reads "
+                f"{', '.join(map(str, known))}. Nothing is lost: go on with `everburn resume`"
             )
         for older in range(schema, STATE_SCHEMA):
             values = MIGRATIONS[older](dict(values)) | {"schema_version": older + 1}
@@ -268,7 +275,16 @@ class RunState(BaseModel):
 
     def progressed(self, now: float) -> None:
         """Something has moved."""
-        self.progress_at, self.standstill = now, ""
+        self.progress_at = now
+
+    def standstill(self, now: float) -> str:
+        """What the run waits for, and since when, if nothing has moved for long; else empty."""
+        if not self.waiting_for or now - self.progress_at < NO_PROGRESS:
+            return ""
+        since = datetime.fromtimestamp(self.progress_at, UTC)
+        return (
+            f"nothing has moved since {since:%Y-%m-%d %H:%M:%S} UTC; waiting for {self.waiting_for}"
+        )
 
     def enter(self, phase: str, waiting_for: str = "") -> None:
         """What the run does from now on, and what it waits for over it."""

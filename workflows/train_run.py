@@ -316,6 +316,7 @@ class TrainRun:
             cleanup.cancel()
         elif not cleanup.cancelled() and cleanup.exception() is not None:
             workflow.logger.warning("cleanup failed: %s", cleanup.exception())
+        self._state.waiting_for = ""
 
     def _failure(self, error: BaseException) -> BaseException:
         """The run's failure as Temporal shows it: what happened first, with its type."""
@@ -516,7 +517,7 @@ class TrainRun:
             folder=state.run.folder,
             phase=state.phase,
             waiting_for=state.waiting_for,
-            standstill=state.standstill,
+            standstill=state.standstill(workflow.time()),
             step=state.step,
             total_steps=math.ceil(state.cursor.total / config.prompt_groups_per_step),
             version=admission.version,
@@ -547,7 +548,8 @@ class TrainRun:
     def _told(self) -> tuple[str, str, str, list[str]]:
         """What changes the page of the run: figures alone don't."""
         state = self._state
-        return state.phase, state.waiting_for, state.standstill, state.notes
+        standstill = state.standstill(workflow.time())
+        return state.phase, state.waiting_for, standstill, state.notes
 
     async def _narrate(self) -> None:
         """Keep what the UI shows in step with where the run is."""

@@ -35,8 +35,6 @@ LONGEST_PAUSE = 3600.0
 fill a history that only steps can end."""
 GROUPS_PER_LOOK = 150
 """Groups whose names fit into one payload."""
-NO_PROGRESS = 300.0
-"""Seconds without any progress after which the run says so."""
 
 
 class Watchdog:
@@ -110,8 +108,10 @@ class Watchdog:
 
     async def _look(self) -> None:
         self._has_looked, self._state.looked_at = True, workflow.time()
+        self._note_standstill()
         await self._look_in_turn(self._producer.groups_out, GROUPS_PER_LOOK)
-        await self._tell_standstill()
+        if self._standstill and self._recorder.idle:
+            await self._recorder.flush_producer_samples()
 
     async def _look_in_turn(self, groups: list[GroupKey], at_once: int) -> None:
         for start in range(0, max(1, len(groups)), at_once):
@@ -158,18 +158,14 @@ class Watchdog:
             )
             await self._evaluations.on_finished(report)
 
-    async def _tell_standstill(self) -> None:
-        """Status and details say so for as long as it lasts; a note and a metrics record stay."""
-        state = self._state
-        quiet = workflow.time() - state.progress_at
-        if quiet < NO_PROGRESS:
-            return
-        minutes = round(quiet / 60)
-        text = f"nothing has moved for {minutes} min; waiting for {state.waiting_for}"
-        state.standstill = text
-        if self._told != state.progress_at:
-            self._told = state.progress_at
-            state.note(text)
+    @property
+    def _standstill(self) -> str:
+        return self._state.standstill(workflow.time())
+
+    def _note_standstill(self) -> None:
+        """What stays of a standstill: a note, and a metrics record. It must not take the store,
+        which may be what the run waits for."""
+        if self._standstill and self._told != self._state.progress_at:
+            self._told = self._state.progress_at
+            self._state.note(self._standstill)
             self._producer.record_sample(force=True)
-            if self._recorder.idle:
-                await self._recorder.flush_producer_samples()

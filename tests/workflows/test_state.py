@@ -11,7 +11,7 @@ from everburn.refs import RunRef
 from support.farm import Farm, Start
 from support.script import Script
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.state import STATE_SCHEMA, RunState
+from workflows.state import NO_PROGRESS, STATE_SCHEMA, RunState
 
 CONFIG = parse_config(
     {
@@ -41,16 +41,39 @@ def test_an_older_state_is_brought_up_to_date() -> None:
     assert "{'learning_rate': 0.5}" in note
 
 
+def test_a_standstill_that_an_older_state_tells_of_is_forgotten() -> None:
+    carried = STATE.model_dump(mode="json")
+    older = carried | {"schema_version": 2, "standstill": "nothing has moved for 5 min"}
+    assert RunState.model_validate(older) == STATE
+
+
+def test_a_standstill_is_told_as_it_is_now() -> None:
+    state = STATE.model_copy()
+    state.enter("step 1: collecting", "1 more prompt groups")
+    state.progressed(1_000.0)
+    late = 1_000.0 + NO_PROGRESS
+    assert state.standstill(late - 1) == ""
+    since = "nothing has moved since 1970-01-01 00:16:40 UTC; waiting for "
+    assert state.standstill(late) == f"{since}1 more prompt groups"
+    state.enter("held", "resume, skip_row or stop")
+    assert state.standstill(late + 3_600) == f"{since}resume, skip_row or stop"
+    state.enter("completed")
+    assert state.standstill(late + 3_600) == ""
+    state.enter("step 2: collecting", "1 more prompt groups")
+    state.progressed(late + 3_600)
+    assert state.standstill(late + 3_601) == ""
+
+
 def test_a_state_that_nobody_here_can_read_is_refused_in_words() -> None:
-    with pytest.raises(ValidationError, match=r"schema 3, and this worker reads 2, 1\."):
-        RunState.model_validate(STATE.model_dump(mode="json") | {"schema_version": 3})
+    with pytest.raises(ValidationError, match=r"schema 4, and this worker reads 3, 2, 1\."):
+        RunState.model_validate(STATE.model_dump(mode="json") | {"schema_version": 4})
 
 
 async def test_a_run_whose_state_cannot_be_read_ends_and_says_so(
     start: Start, farm: Farm, tmp_path: Path
 ) -> None:
     run = await start(Script(), rows=1)
-    newer = STATE.model_dump(mode="json") | {"schema_version": 3}
+    newer = STATE.model_dump(mode="json") | {"schema_version": 4}
     handle = await farm.client.start_workflow(
         "TrainRun",
         args=[farm.config(run.id, tmp_path), newer],
@@ -59,6 +82,6 @@ async def test_a_run_whose_state_cannot_be_read_ends_and_says_so(
     )
     with pytest.raises(WorkflowFailureError) as failure:
         await handle.result()
-    assert "the run's state has schema 3" in str(failure.value.cause)
+    assert "the run's state has schema 4" in str(failure.value.cause)
     assert "everburn resume" in str(failure.value.cause)
     await run.result()
