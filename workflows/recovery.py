@@ -209,6 +209,7 @@ class Recovery:
             f"replay step {step}",
         )
         self._state.redone_steps += 1
+        self._state.progressed(workflow.time())
 
     async def _load(self) -> int:
         """Load the newest checkpoint that loads; returns its step."""
@@ -222,6 +223,7 @@ class Recovery:
                 await self._trainer.run(
                     TrainerActivities.load_checkpoint, order, f"load {checkpoint.path}"
                 )
+                state.progressed(workflow.time())
                 return checkpoint.step
             except ActivityError as error:
                 cause = message_of(error)
@@ -241,6 +243,7 @@ class Recovery:
             Publish(lease=self._trainer.ref, version=version, current=current),
             f"publish policy v{version} again{why}",
         )
+        self._state.progressed(workflow.time())
         return published
 
 

@@ -106,6 +106,7 @@ class TrainerSession:
         if state.grant is None:
             state.grant = grant
             state.leases += 1
+            state.progressed(workflow.time())
         else:
             # Another session, whose state is unknown; the one that was held has been given up.
             self._lose("the lease's workflow was reset")

@@ -13,6 +13,7 @@ from temporalio.api.sdk.v1 import WorkflowMetadata
 from everburn import metrics
 from everburn.learning.rollout_file import read_rollout
 from everburn.refs import GroupKey, group_key, rollout_key
+from everburn.trainers import TrainerStateLostError
 from everburn.verification import check_records
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script, behind, spread
@@ -247,14 +248,38 @@ async def test_a_standstill_is_told_though_the_store_cannot_be_read(
     # A folder in the place of a file can't be read.
     manifest = group_key(GroupKey(cursor=0))
     run.store.put(f"{manifest}/file", b"")
-
-    async def told() -> bool:
-        return any("waiting for 1 more prompt" in note for note in (await run.status()).notes)
-
-    await until(told)
+    await until(partial(noted, run, "waiting for 1 more prompt groups"))
     shutil.rmtree(run.store.path(manifest))
     gate.open()
     await run.result()
+
+
+async def test_a_recovery_that_gets_on_is_no_standstill(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """However long it takes: one that is told of begins after what came before it."""
+    monkeypatch.setattr(state, "NO_PROGRESS", 0.5)
+    gate = Gate()
+    run = await start_tuned(Script(behind({1: gate})), rows=2)
+    await run.until(step=1, groups_in_flight=1)
+    run.trainer.fail_once("forward_backward", TrainerStateLostError("it restarted"), after=1)
+    waits = {
+        "open": "a trainer session",
+        "load_checkpoint": "checkpoint scripted/state-0",
+        "optim_step": "the replay of step 1 of 1",
+        "publish": "sampler weights of policy v1",
+    }
+    held = [run.trainer.hold(call) for call in waits]
+    gate.open()
+    for hold, awaited in zip(held, waits.values(), strict=True):
+        await until(partial(noted, run, f"; waiting for {awaited}"))
+        hold.open()
+    await run.result()
+
+
+async def noted(run: Run, text: str) -> bool:
+    """Whether a note of the run ends so."""
+    return any(note.endswith(text) for note in (await run.status()).notes)
 
 
 async def continued(run: Run) -> bool:
