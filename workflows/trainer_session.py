@@ -79,7 +79,7 @@ class TrainerSession:
         state.grant, state.lease_end = None, None
         self._unborn = True
         try:
-            await workflow.start_child_workflow(
+            child = await workflow.start_child_workflow(
                 TrainerLease.run,
                 LeaseOrder(run=state.run, epoch=state.epoch, provisioning=self._provisioning),
                 id=self.workflow_id,
@@ -89,6 +89,8 @@ class TrainerSession:
             )
         finally:
             self._unborn = False
+        epoch = state.epoch
+        child.add_done_callback(lambda task: self._on_child_closed(epoch, task))
         await workflow.wait_condition(lambda: state.grant is not None or self.lost or unwanted())
         if state.grant is None and not self.lost:
             await self.abandon(LeaseLostError("no session is wanted any more", "Unwanted"))
@@ -115,6 +117,12 @@ class TrainerSession:
         """What is known of its end stays: the run may have acted on it already."""
         if message.epoch == self._state.epoch:
             self._state.lease_end = self._state.lease_end or message
+
+    def _on_child_closed(self, epoch: int, child: "asyncio.Task[None]") -> None:
+        """The server tells this execution at once of a lease that was terminated, or has failed."""
+        failed = child.cancelled() or child.exception() is not None
+        if failed and epoch == self._state.epoch:
+            self.on_closed()
 
     def on_closed(self) -> None:
         """The lease's workflow is closed, whatever it meant to say."""

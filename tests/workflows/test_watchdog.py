@@ -126,20 +126,25 @@ async def test_a_group_that_died_is_found_while_others_move(
     await run.result()
 
 
-async def test_a_terminated_lease_is_replaced(start_tuned: Start, tunable_farm: Farm):
+@pytest.mark.parametrize("told", [True, False], ids=["at once", "by a look"])
+async def test_a_terminated_lease_is_replaced(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch, told: bool
+):
+    """The server tells the execution that asked for the lease, and none that continues it."""
+    if told:
+        monkeypatch.setattr(watchdog, "INTERVAL", 1000.0)
+    else:
+        monkeypatch.setattr(train_run, "MAX_HISTORY", 1)
     gate = Gate()
-
-    async def play(draw: Draw) -> float:
-        await gate.passed()
-        return await spread(draw)
-
-    run = await start_tuned(Script(play), rows=1)
-    await until(lambda: len(run.script.begun) == 2)
+    run = await start_tuned(Script(behind({1: gate})), rows=2)
+    await until(lambda: len(run.script.draws(1)) == 2)
+    if not told:
+        await until(partial(continued, run))
     await tunable_farm.client.get_workflow_handle(f"{run.id}/lease-1").terminate("lost")
     await run.until(lease_epoch=2)
     gate.open()
     await run.result()
-    assert [entry.epoch for entry in run.ledger] == [2]
+    assert [entry.epoch for entry in run.ledger] == [1, 2]
 
 
 async def test_a_terminated_evaluation_is_not_waited_for(start_tuned: Start, tunable_farm: Farm):
