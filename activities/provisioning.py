@@ -41,13 +41,22 @@ class ProvisioningActivities:
         return ResourceReadiness(stage=found.stage, text=text, resumed=found.resumed)
 
     @activity.defn
-    async def clean_up_resources(self, run: RunRef) -> str:
-        """Give back what the run made; what it did, in words."""
+    async def clean_up_resources(self, run: RunRef, orphaned: bool = False) -> str:
+        """Give back what the run made; what it did, in words.
+
+        orphaned: whether it is asked for a run that was found to be gone. One that was resumed
+        meanwhile uses what its former life made.
+
+        Raises:
+            RPCError: whether it was can't be told.
+        """
         from everburn.run_folder import stored_config
         from everburn.store import StoreError
         from everburn.trainers import TrainerError
         from everburn.trainers.jobs import RunResources
 
+        if orphaned and await is_open(self._client, run.id):
+            return "the run goes on"
         with final_errors(TrainerError, StoreError):
             config = await asyncio.to_thread(stored_config, run)
             return await asyncio.to_thread(RunResources(run, config).clean_up)

@@ -109,12 +109,13 @@ async def wait_or(given_up: Callable[[], bool], seconds: float) -> None:
         return
 
 
-async def clean_up(run: RunRef) -> str | None:
-    """Give back what the run made; why that wasn't possible, if it wasn't."""
+async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
+    """Give back what the run made; why that wasn't possible, if it wasn't. orphaned: whether the
+    run is gone; if it is resumed before, nothing is given back."""
     try:
         done = await workflow.execute_activity_method(
             ProvisioningActivities.clean_up_resources,
-            run,
+            args=[run, orphaned],
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=LOOK_TIMEOUT,
             schedule_to_close_timeout=CLEANUP_PATIENCE,

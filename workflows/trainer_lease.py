@@ -100,7 +100,7 @@ class TrainerLease:
     async def _clean_up_if_orphaned(self) -> None:
         """A run that is gone can't clean up itself."""
         if self._orphaned and self._order.provisioning is not None:
-            await clean_up(self._order.run)
+            await clean_up(self._order.run, orphaned=True)
 
     async def _acquire(self) -> LeaseGrant:
         """A session; one that came after all, though the run had ceased to want it, too.

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
 from activities import provisioning
@@ -61,6 +62,57 @@ async def test_a_store_that_fails_is_not_taken_for_the_control_plane(
     ) as caught:
         await ActivityEnvironment().run(activities.advance_resources, place.run)
     assert (caught.value.type, caught.value.non_retryable) == ("StoreError", False)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
+    emulator: RunningEmulator,
+    tmp_path: Path,
+    activities: ProvisioningActivities,
+    monkeypatch: pytest.MonkeyPatch,
+    resumed: bool,
+):
+    """Its former life was terminated, and that life's lease asks for it, late."""
+    place = Place(emulator, tmp_path)
+    place.make_ready()
+    record = find_resources(place.store)
+    assert record is not None
+
+    async def is_open(client: Client, workflow_id: str) -> bool:
+        assert workflow_id == place.run.id
+        return resumed
+
+    monkeypatch.setattr(provisioning, "is_open", is_open)
+    said = await ActivityEnvironment().run(activities.clean_up_resources, place.run, True)
+    state = emulator.admin("GET", "state")
+    assert (record.deployment_id in state["deployments"]) == resumed
+    assert (state["jobs"][record.job_id] == "JOB_STATE_RUNNING") == resumed
+    assert (said == "the run goes on") == resumed
+    # The run itself is open when it asks for it, at its end.
+    await ActivityEnvironment().run(activities.clean_up_resources, place.run)
+    assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_DELETED"
+
+
+async def test_nothing_is_given_back_while_the_server_cannot_tell_whether_the_run_goes_on(
+    emulator: RunningEmulator,
+    tmp_path: Path,
+    activities: ProvisioningActivities,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is asked again."""
+    place = Place(emulator, tmp_path)
+    place.make_ready()
+    record = find_resources(place.store)
+    assert record is not None
+
+    async def is_open(client: Client, workflow_id: str) -> bool:
+        raise RPCError("unavailable", RPCStatusCode.UNAVAILABLE, b"")
+
+    monkeypatch.setattr(provisioning, "is_open", is_open)
+    with pytest.raises(RPCError):
+        await ActivityEnvironment().run(activities.clean_up_resources, place.run, True)
+    assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_RUNNING"
+    place.resources.clean_up()
 
 
 async def test_a_full_disk_is_waited_for(
