@@ -1,5 +1,6 @@
 """What only dedicated training has: a job and a deployment to wait for, to fence, to give back."""
 
+import asyncio
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -7,15 +8,19 @@ from typing import Any
 
 import pytest
 from fireworks.training.sdk import DeploymentManager, TrainerJobConfig, TrainerJobManager
-from temporalio.client import WorkflowFailureError
+from temporalio import activity
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from activities import provisioning
 from activities import trainer as trainer_activities
 from backends.conftest import Run, Service, a_config
 from everburn.checkpoints import find_checkpoint
 from everburn.emulator.base_model import TINY
 from everburn.publications import current_publication
-from support.waiting import until
+from everburn.run_folder import stored_config
+from support.waiting import Gate, until
+from workers.resume import rebuilt_state
 
 LORA = {"backend": "emulator-dedicated", "rows": 4}
 FULL = LORA | {"lora_rank": 0, "learning_rate": 0.004}
@@ -242,6 +247,38 @@ async def test_a_run_that_is_cancelled_or_terminated_leaves_nothing(
     await terminated.handle.terminate()
     await gone(cancelled)
     await gone(terminated)
+
+
+async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
+    service: Service, tmp_path: Path, frequent_looks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That life's lease finds no run, and its cleanup comes when there is one again."""
+    asked, late = asyncio.Event(), Gate()
+    look = provisioning.is_open
+
+    async def look_late(client: Client, workflow_id: str) -> bool:
+        if activity.info().activity_type == "clean_up_resources":
+            asked.set()
+            await late.passed()
+        return await look(client, workflow_id)
+
+    monkeypatch.setattr(provisioning, "is_open", look_late)
+    run = await service.start(tmp_path, **LORA | {"rows": 40})
+    await run.until_step(1)
+    job = run.resources.job_id
+    await run.handle.terminate()
+    await until(asked.is_set)
+    config = stored_config(run.ref)
+    state = rebuilt_state(run.ref, config, time.time())
+    again = await service.go_on(run.ref, config.model_dump(mode="json"), state)
+    await again.until_step(state.step + 1)
+    late.open()
+    await service.client.get_workflow_handle(f"{run.ref.id}/lease-1").result()
+    assert service.state["jobs"][job] == "JOB_STATE_RUNNING"
+    await again.handle.signal("stop")
+    await again.result()
+    assert again.resources.job_id == job
+    await gone(again)
 
 
 async def test_a_run_that_fails_leaves_nothing(service: Service, tmp_path: Path) -> None:
