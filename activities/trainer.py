@@ -48,6 +48,7 @@ from activities.messages import (
 )
 from activities.reconciliation import is_open
 from everburn.ledger import PreparedBatch
+from everburn.trainers.opening import Openings, opened
 
 if TYPE_CHECKING:
     from everburn.config import RunConfig
@@ -122,6 +123,7 @@ class TrainerActivities:
         self._client = client
         self._open_trainer = open_trainer
         self._held: dict[LeaseRef, _Held] = {}
+        self._openings = Openings[LeaseRef, _Held]()
         self._batch_loops: OrderedDict[RunRef, LimitedLoop] = OrderedDict()
         """Of `prepare_batch`, by run: what blocks holds up its own run only. They outlive leases:
         what user code has opened belongs to its loop. The one used last is at the end."""
@@ -130,32 +132,14 @@ class TrainerActivities:
     async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
         """Open a trainer session, and a task queue that only this process serves."""
         await asyncio.to_thread(preload)
-        from everburn.entrypoints import resolve, worker_name
-        from everburn.run_folder import stored_config
+        from everburn.entrypoints import worker_name
         from everburn.store import StoreError
         from everburn.trainers import TrainerUnavailableError
-        from everburn.trainers.lease import Lease
-        from everburn.trainers.opening import opened
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
         with final_errors(TrainerUnavailableError, StoreError):
-            held = self._held.get(ref)
-            if held is None:
-                owner = await self._owner(ref)
-                if not await self._is_wanted(ref, owner):
-                    gone = RuntimeError(
-                        f"run {ref.run.id} has no use for lease {ref.epoch} any more"
-                    )
-                    raise application_error(gone, kind=TRAINER_STATE_LOST)
-                await self._end_superseded(ref)
-                config = await asyncio.to_thread(stored_config, order.run)
-                for entrypoint in config.trainer_entrypoints:
-                    # They run here, where other modules may be at hand than on a rollout worker.
-                    await asyncio.to_thread(resolve, entrypoint)
-                trainer = await opened(self._open_trainer(ref, config))
-                held = self._serve(Lease(order.epoch, trainer), owner, lease_queue(ref))
-                self._held[ref] = held
-                held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
+            # A process that stood still for a while has several attempts at a lease at once.
+            held = await self._openings.join(ref, lambda: self._find_or_open(ref))
         return LeaseGrant(
             epoch=order.epoch,
             task_queue=held.worker.task_queue,
@@ -312,6 +296,7 @@ class TrainerActivities:
 
     async def close(self) -> None:
         """End all leases: the process goes down, and its sessions with it."""
+        await self._openings.cancel()
         for ref, held in list(self._held.items()):
             if held.stopping is None:
                 await held.lease.release()
@@ -320,6 +305,31 @@ class TrainerActivities:
                 await held.stopping
         for loop in self._batch_loops.values():
             loop.close()
+
+    async def _find_or_open(self, ref: LeaseRef) -> _Held:
+        """The lease that this process holds, or takes now. Not for two at once: they would open two
+        sessions, of which the later took the place of the one that is granted."""
+        from everburn.entrypoints import resolve
+        from everburn.run_folder import stored_config
+        from everburn.trainers.lease import Lease
+
+        held = self._held.get(ref)
+        if held is not None:
+            return held
+        owner = await self._owner(ref)
+        if not await self._is_wanted(ref, owner):
+            gone = RuntimeError(f"run {ref.run.id} has no use for lease {ref.epoch} any more")
+            raise application_error(gone, kind=TRAINER_STATE_LOST)
+        await self._end_superseded(ref)
+        config = await asyncio.to_thread(stored_config, ref.run)
+        for entrypoint in config.trainer_entrypoints:
+            # They run here, where other modules may be at hand than on a rollout worker.
+            await asyncio.to_thread(resolve, entrypoint)
+        trainer = await opened(self._open_trainer(ref, config))
+        held = self._serve(Lease(ref.epoch, trainer), owner, lease_queue(ref))
+        self._held[ref] = held
+        held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
+        return held
 
     async def _prepare_batch(self, lease: "Lease", order: PrepareBatch) -> PreparedBatch:
         from everburn.learning.batch import prepare_batch

@@ -1,5 +1,6 @@
 """The leases of a process, without their workflow."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import trainer as trainer_activities
 from activities.failure_types import TRAINER_STATE_LOST
-from activities.messages import AcquireLease, LeaseRef, OptimStep
+from activities.messages import AcquireLease, LeaseGrant, LeaseRef, LoadCheckpoint, OptimStep
 from activities.trainer import TrainerActivities
 from everburn.config import RunConfig, parse_config
 from everburn.refs import RunRef
@@ -81,3 +82,55 @@ async def test_sessions_are_closed_however_their_queues_workers_end(
     await until(lambda: trainer.count("close") == 1, lambda: trainer.calls)
     await activities.close()
     assert (trainer.count("open"), trainer.count("close")) == (2, 2)
+
+
+async def test_attempts_at_one_lease_share_its_session(temporal_server: str, run: RunRef):
+    """A process that stood still for a while is given its own retries, while it still opens."""
+    trainer = ScriptedTrainer()
+    opening = trainer.hold("open")
+
+    async def open_trainer(ref: LeaseRef, config: RunConfig) -> ScriptedTrainer:
+        return await trainer.open()
+
+    activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
+    attempts = [acquiring(activities, run) for _ in range(3)]
+    await trainer.reached("open")
+    opening.open()
+    first, *others = await asyncio.gather(*attempts, acquiring(activities, run))
+    assert others == [first] * 3
+
+    ref, environment = LeaseRef(run=run, epoch=1), ActivityEnvironment()
+    load = LoadCheckpoint(lease=ref, step=3, path="state-3")
+    await environment.run(activities.load_checkpoint, load)
+    await environment.run(activities.optim_step, OptimStep(lease=ref, step=4, adam=ADAM))
+    await activities.close()
+    assert trainer.calls == ["open", "load_checkpoint state-3", "optim_step", "close"]
+
+
+async def test_a_session_that_no_attempt_waits_for_any_more_is_closed(
+    temporal_server: str, run: RunRef
+):
+    trainer = ScriptedTrainer()
+    opening = trainer.hold("open")
+
+    async def open_trainer(ref: LeaseRef, config: RunConfig) -> ScriptedTrainer:
+        return await trainer.open()
+
+    activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
+    given_up = acquiring(activities, run)
+    await trainer.reached("open")
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    successor = acquiring(activities, run)  # and gets a session of its own
+    await trainer.reached("open", times=2)
+    opening.open()
+    await successor
+    await until(lambda: trainer.count("close") == 1, lambda: trainer.calls)
+    await activities.close()
+    assert (trainer.count("open"), trainer.count("close")) == (2, 2)
+
+
+def acquiring(activities: TrainerActivities, run: RunRef) -> asyncio.Task[LeaseGrant]:
+    """An attempt at the run's first lease."""
+    order = AcquireLease(run=run, epoch=1)
+    return asyncio.ensure_future(ActivityEnvironment().run(activities.acquire_lease, order))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from everburn.trainers import Trainer, TrainerUnavailableError, dedicated, serverless
-from everburn.trainers.opening import opened
+from everburn.trainers.opening import Openings, opened
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.places import Place
 from support.sessions import a_config
-from support.waiting import until
+from support.waiting import Gate, until
 
 Open = Callable[[], Awaitable[Trainer]]
 
@@ -53,6 +53,45 @@ async def test_one_that_nobody_waits_for_any_more_is_closed(
     opening.cancel()
     await until(lambda: emulator.arrivals("unload_model") > unloaded)
     await until(lambda: not models(emulator) - before)
+
+
+async def test_an_opening_goes_on_until_the_last_who_waits_for_it_is_cancelled() -> None:
+    gate, begun = Gate(), []
+
+    async def begin() -> int:
+        begun.append(len(begun))
+        await gate.passed()
+        return begun[-1]
+
+    openings = Openings[str, int]()
+    first, second = (asyncio.ensure_future(openings.join("lease", begin)) for _ in range(2))
+    await until(lambda: len(begun) == 1)
+    for attempt in (first, second):
+        attempt.cancel()
+        await asyncio.wait([attempt])
+    third, fourth = (asyncio.ensure_future(openings.join("lease", begin)) for _ in range(2))
+    await until(lambda: len(begun) == 2)
+    third.cancel()
+    await asyncio.wait([third])
+    gate.open()
+    assert await fourth == 1
+    assert begun == [0, 1]
+    assert first.cancelled() and second.cancelled() and third.cancelled()
+
+
+async def test_what_is_being_opened_ends_with_its_process() -> None:
+    gate, begun = Gate(), []
+
+    async def begin() -> None:
+        begun.append(True)
+        await gate.passed()
+
+    openings = Openings[str, None]()
+    waiting = asyncio.ensure_future(openings.join("lease", begin))
+    await until(lambda: bool(begun))
+    await openings.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 def models(emulator: RunningEmulator) -> set[str]:
