@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from everburn.backends import api_key, api_root
@@ -18,6 +19,7 @@ from everburn.ledger import AdamParams
 from everburn.provisioning import ResourceRecord, find_resources
 from everburn.refs import RunRef
 from everburn.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.threads import in_thread
 from everburn.trainers import (
     Snapshot,
     TrainerCapacityError,
@@ -36,7 +38,7 @@ from everburn.trainers.attached import (
 from everburn.trainers.capabilities import check_capabilities
 from everburn.trainers.errors import describe, translated
 from everburn.trainers.fencing import Holder, earlier_holders, record_holder
-from everburn.trainers.hotload import Hotloader
+from everburn.trainers.hotload import Hotloader, Serving
 from everburn.trainers.opening import opened
 from everburn.trainers.serverless import (
     OPEN_TIMEOUT,
@@ -55,6 +57,8 @@ log = logging.getLogger(__name__)
 
 SHUT_OUT_TIMEOUT = 60.0
 """Seconds for an earlier holder's model to be unloaded, before its lease waits outside."""
+LOOK_TIMEOUT = 10.0
+"""Seconds for the deployment to tell a probe what it serves. The SDK asks for minutes."""
 NO_STEP = AdamParams(
     learning_rate=0.0,
     beta1=0.999999,
@@ -85,6 +89,7 @@ class DedicatedTrainer(ServerlessTrainer):
         self._served: str | None = None
         """Identity of the snapshot that the deployment must serve."""
         self._publishing = False
+        self._looking: asyncio.Future[Serving] | None = None
         self._given_up = threading.Event()
         """Set when whoever comes next may be at the deployment."""
 
@@ -94,8 +99,8 @@ class DedicatedTrainer(ServerlessTrainer):
 
         Raises:
             TrainerCapacityError: an earlier holder's model still finishes an operation.
-            TrainerUnavailableError: no job, it doesn't answer, or an earlier holder's model can't
-                be unloaded.
+            TrainerUnavailableError: no job, it or the deployment doesn't answer, or an earlier
+                holder's model can't be unloaded.
             TrainerUnfitError: the run would begin with what others have left on the job.
             StoreError
         """
@@ -118,8 +123,11 @@ class DedicatedTrainer(ServerlessTrainer):
             if await asyncio.to_thread(begins_as_found, store, config, resources):
                 await require_base_model(trainer, trainer._hotloader, config, resources.job_id)
                 await trainer._drop_gradients()
-        except (Exception, asyncio.CancelledError):
+        except (Exception, asyncio.CancelledError) as error:
             await trainer.close()
+            if isinstance(error, TrainerStateLostError):
+                # There is no state yet that could be lost: the next attempt may go better.
+                raise TrainerUnavailableError(str(error)) from error
             raise
         return trainer
 
@@ -249,18 +257,32 @@ class DedicatedTrainer(ServerlessTrainer):
     async def probe(self) -> None:
         """Return if the session lives and the deployment serves its snapshot: an earlier holder
         whose last call was slow may have put its own in the place of it."""
-        await super().probe()
         served = self._served
         if served is None or self._publishing:
+            await super().probe()
             return
-        found = await asyncio.to_thread(self._hotloader.serving, served)
-        if self._publishing or self._served != served or not found.ready:
+        _, found = await asyncio.gather(super().probe(), self._look(served))
+        if found is None or self._publishing or self._served != served or not found.ready:
             return
         if found.identity != served:
             raise TrainerStateLostError(
                 f"deployment {self._hotloader.deployment_id} serves "
                 f"{found.identity or 'the base model'}, not {served}"
             )
+
+    async def _look(self, served: str) -> Serving | None:
+        """What the deployment serves; None where it doesn't say. That puts nothing in doubt, and
+        the next look will tell."""
+        if self._looking is not None and not self._looking.done():
+            return None
+        # On a thread of its own: the pool's few would all wait for a deployment that is down.
+        look = in_thread(partial(self._hotloader.serving, served))
+        self._looking = asyncio.ensure_future(look)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._looking), LOOK_TIMEOUT)
+        except (TimeoutError, TrainerStateLostError) as error:
+            log.warning("whether %s is served can't be told now: %s", served, describe(error))
+            return None
 
     async def close(self) -> None:
         self._given_up.set()

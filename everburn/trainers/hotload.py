@@ -4,6 +4,7 @@ Owns the request, the wait for readiness and identity within a deadline, and the
 where it fails. Doesn't own what is in a snapshot or how a deployment comes to be (jobs.py).
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,17 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from everburn.backends import api_key, api_root
 from everburn.config import RunConfig
+from everburn.failures import status_of
 from everburn.trainers import TrainerError, TrainerStateLostError
-from everburn.trainers.errors import translated
+from everburn.trainers.errors import describe, translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentManager
+
+log = logging.getLogger(__name__)
 
 FIRST_LOOK, LONGEST_WAIT = 0.05, 5.0
 """Seconds between looks at a hotload; doubled from the one to the other."""
 
 ASK_AGAIN = 1.0
-"""Seconds between requests to a deployment that isn't ready for one."""
+"""Seconds between requests to a deployment that isn't ready for one, or doesn't answer."""
+NOT_READY = (404, 425)
+"""What a deployment that starts or has no replica yet answers to any request."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Hotloader:
         with self._manager() as manager:
             self._ask(manager, identity, previous, deadline, given_up)
             while True:
-                found = self._look(manager, identity)
+                found = self._look_until_told(manager, identity, deadline)
                 if found.ready and found.identity == identity:
                     return
                 if found.stage == "error" and found.target == identity:
@@ -130,8 +136,23 @@ class Hotloader:
                 )
                 return
             except httpx.HTTPStatusError as error:
-                if error.response.status_code not in (404, 425) or time.monotonic() > deadline:
+                if error.response.status_code not in NOT_READY or time.monotonic() > deadline:
                     raise
+            time.sleep(ASK_AGAIN)
+
+    def _look_until_told(
+        self, manager: "DeploymentManager", identity: str, deadline: float
+    ) -> Serving:
+        """Look, and again for as long as nobody answers."""
+        while True:
+            try:
+                return self._look(manager, identity)
+            except Exception as error:
+                if not _tells_nothing(error) or time.monotonic() > deadline:
+                    raise
+                log.info(
+                    "deployment %s is looked at again: %s", self.deployment_id, describe(error)
+                )
             time.sleep(ASK_AGAIN)
 
     def _look(self, manager: "DeploymentManager", identity: str | None) -> Serving:
@@ -169,3 +190,14 @@ class Hotloader:
         except Exception as error:
             operation = f"deployment {self.deployment_id}"
             raise translated(error, operation, self._config.api_key_env) from error
+
+
+def _tells_nothing(error: Exception) -> bool:
+    """Whether a look that ended so may be repeated, in the hope of an answer: it changed nothing,
+    whatever became of it. The SDK does that itself after some of these, for a while."""
+    import httpx
+
+    status = status_of(error)
+    if status is not None:
+        return status in (*NOT_READY, 408, 429) or status >= 500
+    return isinstance(error, httpx.TransportError | ValueError)

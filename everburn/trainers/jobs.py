@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from everburn.backends import UnreachableError, api_key, api_root, check_reachable
 from everburn.config import RunConfig
+from everburn.failures import status_of
 from everburn.provisioning import (
     ResourceRecord,
     find_resources,
@@ -24,7 +25,8 @@ from everburn.refs import RunRef
 from everburn.run_folder import run_owner
 from everburn.store import ArtifactStore, StoreError
 from everburn.trainers import TrainerError, TrainerRejectedError, TrainerUnavailableError
-from everburn.trainers.errors import translated
+from everburn.trainers.errors import describe, translated
+from everburn.trainers.hotload import NOT_READY
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentInfo, DeploymentManager, TrainerJobManager
@@ -221,7 +223,12 @@ class RunResources:
             deployments.wait_for_ready(record.deployment_id, timeout_s=0.1, poll_interval_s=0.1)
         except TimeoutError:
             return Readiness("starting", f"{what}: {found.state.lower()}")
-        status = deployments.hotload_check_status(record.deployment_id, self._config.base_model)
+        try:
+            status = deployments.hotload_check_status(record.deployment_id, self._config.base_model)
+        except Exception as error:
+            if status_of(error) not in NOT_READY:
+                raise
+            return Readiness("starting", f"{what}: {describe(error)}")
         if not status.get("replicas"):
             if record.own_deployment:
                 _update(deployments, record.deployment_id, self._replicas())

@@ -11,7 +11,7 @@ from activities.messages import LeaseRef, SaveCheckpoint
 from activities.trainer_operations import save_checkpoint
 from everburn.emulator.base_model import TINY
 from everburn.provisioning import ResourceRecord, find_resources
-from everburn.trainers import TrainerUnfitError
+from everburn.trainers import TrainerUnavailableError, TrainerUnfitError
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.lease import Lease
 from support.emulator import RunningEmulator, supervised
@@ -66,6 +66,28 @@ async def train(trainer: DedicatedTrainer) -> dict[str, float]:
 async def test_where_nobody_has_trained_a_run_begins(job: Job) -> None:
     trainer = await job.attached("first").open(1)
     assert await train(trainer)
+    await trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault"),
+    [
+        ("hot_load_status", {"kind": "drop"}),
+        ("forward", {"kind": "status", "status": 410}),
+        ("optim_step", {"kind": "drop"}),
+    ],
+)
+async def test_a_lease_that_is_disturbed_at_its_beginning_is_asked_for_again(
+    job: Job, operation: str, fault: dict[str, Any]
+) -> None:
+    """Nothing has been trained: this isn't the loss that a recovery follows."""
+    place = job.attached("first")
+    job.emulator.plan_fault(operation, **fault)
+    with pytest.raises(TrainerUnavailableError):
+        await place.open(1)
+    assert job.emulator.admin("GET", "faults") == {"faults": []}
+    trainer = await place.open(1)
+    assert (await train(trainer))["num_sequences"] == 1
     await trainer.close()
 
 

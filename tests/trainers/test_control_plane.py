@@ -2,6 +2,7 @@
 emulator through the unmodified SDK."""
 
 import itertools
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
+    dedicated,
 )
 from everburn.trainers import hotload as hotload_module
 from everburn.trainers.dedicated import DedicatedTrainer
 from support.emulator import RunningEmulator
 from support.places import Place
+from support.waiting import until
 
 CLOSED: list[tuple[dict[str, Any], type[TrainerError], str]] = [
     ({"kind": "status", "status": 401}, KeyRefusedError, "the API key in MY_KEY is refused"),
@@ -42,6 +45,13 @@ LOADING = [
     ({"kind": "status", "status": 410}, TrainerStateLostError, "HTTP 410: injected fault"),
     ({"kind": "malformed"}, TrainerStateLostError, "can't be read"),
 ]
+UNTOLD: list[dict[str, Any]] = [
+    {"kind": "drop"},
+    {"kind": "malformed"},
+    {"kind": "status", "status": 404},
+    {"kind": "status", "status": 425},
+]
+"""How a look at what a deployment serves ends without an answer to it."""
 
 
 _epochs = itertools.count(1)
@@ -104,7 +114,9 @@ def test_making_a_job_and_a_deployment(
     place.make_ready()  # nothing that went wrong is left over
 
 
-@pytest.mark.parametrize(("fault", "expected", "text"), named(OPENING))
+@pytest.mark.parametrize(
+    ("fault", "expected", "text"), named([case for case in OPENING if 425 not in case[0].values()])
+)
 def test_looking_at_a_deployment(
     emulator: RunningEmulator,
     ready: Place,
@@ -119,17 +131,42 @@ def test_looking_at_a_deployment(
     ready.make_ready()
 
 
-@pytest.mark.parametrize("operation", ["hot_load", "hot_load_status"])
+@pytest.mark.parametrize("status", [404, 425])
+def test_a_deployment_that_is_not_ready_for_a_look_is_starting(
+    emulator: RunningEmulator, ready: Place, status: int
+) -> None:
+    emulator.plan_fault("hot_load_status", "status", status=status, message="warming up", count=3)
+    found = ready.resources.advance()
+    assert found.stage == "starting"
+    assert re.search(rf"^deployment \S+: HTTP {status}: .*warming up", found.text)
+    ready.make_ready()
+
+
 @pytest.mark.parametrize(("fault", "expected", "text"), named(LOADING))
 async def test_loading_a_snapshot(
     emulator: RunningEmulator,
     trainer: DedicatedTrainer,
-    operation: str,
     fault: dict[str, Any],
     expected: type[TrainerError],
     text: str,
 ) -> None:
-    emulator.plan_fault(operation, **fault)
+    emulator.plan_fault("hot_load", **fault)
+    with pytest.raises(expected, match=text) as caught:
+        await trainer.publish("policy-0000-e1")
+    assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected", "text"), named([case for case in LOADING if case[0] not in UNTOLD])
+)
+async def test_waiting_for_a_snapshot(
+    emulator: RunningEmulator,
+    trainer: DedicatedTrainer,
+    fault: dict[str, Any],
+    expected: type[TrainerError],
+    text: str,
+) -> None:
+    emulator.plan_fault("hot_load_status", **fault)
     with pytest.raises(expected, match=text) as caught:
         await trainer.publish("policy-0000-e1")
     assert type(caught.value) is expected
@@ -149,6 +186,47 @@ async def test_watching_a_snapshot(
         await trainer.probe()
 
 
+@pytest.mark.parametrize("fault", UNTOLD, ids=["drop", "malformed", "404", "425"])
+async def test_a_look_without_an_answer_costs_nothing(
+    emulator: RunningEmulator,
+    trainer: DedicatedTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
+    emulator.plan_fault("hot_load_status", **fault, count=2)
+    await trainer.publish("policy-0000-e1")
+    assert emulator.admin("GET", "faults") == {"faults": []}
+    emulator.plan_fault("hot_load_status", **fault)
+    await trainer.probe()
+    assert emulator.admin("GET", "faults") == {"faults": []}
+    await trainer.probe()
+
+
+async def test_a_deployment_that_is_down_says_nothing_of_the_session(
+    emulator: RunningEmulator, trainer: DedicatedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And isn't asked again while the SDK repeats the last look. Once it is back, it tells."""
+    monkeypatch.setattr(dedicated, "LOOK_TIMEOUT", 0.1)
+    first = await trainer.publish("policy-0000-e1")
+    await trainer.publish("policy-0001-e1")
+    emulator.plan_fault("hot_load_status", "status", status=503, count=6)
+    for _ in range(6):
+        await trainer.probe()
+    assert emulator.admin("GET", "faults")["faults"]
+    emulator.admin("DELETE", "faults")
+    trainer._hotloader.load(first.path, None, 30.0, lambda: False)  # as a former holder does
+
+    async def is_noticed() -> bool:
+        try:
+            await trainer.probe()
+        except TrainerStateLostError as error:
+            return "serves policy-0000-e1" in str(error)
+        return False
+
+    await until(is_noticed)
+
+
 @pytest.mark.parametrize("status", [404, 425])
 async def test_a_deployment_that_is_not_ready_for_a_request_is_asked_again(
     emulator: RunningEmulator,
@@ -163,15 +241,32 @@ async def test_a_deployment_that_is_not_ready_for_a_request_is_asked_again(
     await trainer.probe()
 
 
+@pytest.mark.parametrize(
+    ("operation", "fault", "text"),
+    [
+        (
+            "hot_load",
+            {"kind": "status", "status": 425, "message": "still starting"},
+            r"HTTP 425: .*still starting",
+        ),
+        ("hot_load_status", {"kind": "malformed"}, "can't be read"),
+        ("hot_load_status", {"kind": "status", "status": 404, "message": "gone"}, "HTTP 404: .*"),
+    ],
+)
 async def test_a_deployment_that_never_is_says_so_in_the_servers_words(
-    emulator: RunningEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    emulator: RunningEmulator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    fault: dict[str, Any],
+    text: str,
 ) -> None:
     monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
     place = a_place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
     place.make_ready()
     trainer = await place.open(1)
-    emulator.plan_fault("hot_load", "status", status=425, message="still starting", count=1000)
-    with pytest.raises(TrainerStateLostError, match=r"HTTP 425: .*still starting"):
+    emulator.plan_fault(operation, **fault, count=1000)
+    with pytest.raises(TrainerStateLostError, match=text):
         await trainer.publish("policy-0000-e1")
     emulator.admin("DELETE", "faults")
     await trainer.close()
