@@ -25,8 +25,8 @@ and passes unseen."""
 
 
 class Holder(BaseModel):
-    """A model that a lease trained or trains. unload_asked: when a later one first asked in vain
-    for its unloading, in seconds since the epoch."""
+    """A model that was opened for a lease, and trained unless another attempt at it was granted.
+    unload_asked: when a later one first asked in vain for its unloading, in seconds since 1970."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,15 +48,18 @@ class Fingerprint(BaseModel):
 
 
 def record_holder(store: ArtifactStore, holder: Holder) -> None:
-    """To be done before the model is trained: who comes next must find it."""
-    store.put_json(f"{HOLDERS}/epoch-{holder.epoch:06d}.json", holder.model_dump(mode="json"))
+    """To be done before the model is trained: who comes next must find it. Beside those of other
+    attempts at the same lease, which may come late."""
+    key = f"{HOLDERS}/epoch-{holder.epoch:06d}-{_digest(holder.model_id)}.json"
+    store.put_json(key, holder.model_dump(mode="json"))
 
 
 def earlier_holders(store: ArtifactStore, job_id: str, epoch: int) -> list[Holder]:
-    """Those of the job under superseded epochs, the newest first."""
+    """Those of the job under superseded epochs, and other attempts at this one, the newest first.
+    To be asked before there is a model of one's own."""
     found = (Holder.model_validate(store.get_json(key)) for key in store.keys(HOLDERS))
-    mine = [holder for holder in found if holder.job_id == job_id and holder.epoch < epoch]
-    return sorted(mine, key=lambda holder: -holder.epoch)
+    others = [holder for holder in found if holder.job_id == job_id and holder.epoch <= epoch]
+    return sorted(others, key=lambda holder: -holder.epoch)
 
 
 async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
@@ -101,4 +104,8 @@ def recorded_tokens(store: ArtifactStore) -> list[int] | None:
 
 
 def _key(checkpoint: str) -> str:
-    return f"{FINGERPRINTS}/{hashlib.sha256(checkpoint.encode()).hexdigest()[:16]}.json"
+    return f"{FINGERPRINTS}/{_digest(checkpoint)}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,6 +1,7 @@
 """A dedicated session through the unmodified SDK: opened, published, fenced."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -108,12 +109,12 @@ async def test_a_policy_that_was_published_as_a_difference_is_promoted_whole(pla
 
 
 async def test_a_full_disk_costs_no_session(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = FullDisk("holders/epoch-000001.json", times=10)
+    disk = FullDisk("holders/epoch-000001-*", times=10)
     disk.install(monkeypatch)
     trainer = await place.open(1)
     assert disk.refused == 10
     (holder,) = place.store.keys("holders")
-    assert holder == "holders/epoch-000001.json"
+    assert re.fullmatch(r"holders/epoch-000001-[0-9a-f]{16}\.json", holder)
 
     disk = FullDisk("fingerprints/*", times=10)
     disk.install(monkeypatch)
@@ -140,6 +141,41 @@ async def test_an_earlier_holder_is_out_once_the_next_has_opened(
     metrics = await second.optim_step(ADAM)
     assert (metrics["num_sequences"], metrics["step"]) == (1, 1)
     for trainer in (first, second):
+        await trainer.close()
+
+
+async def test_an_attempt_at_its_lease_that_comes_late_hides_no_holder(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    """It was given up while it opened, and another worker's was granted, under the same epoch."""
+    emulator.admin("POST", "unknowns", {"shares_full_parameters": True, "keeps_gradients": True})
+    asked = len(emulator.arrivals("create_model"))
+    emulator.plan_fault("create_model", "delay", seconds=2)
+    opening = asyncio.ensure_future(place.open(1))
+    await until(lambda: len(emulator.arrivals("create_model")) > asked)
+    granted = await place.open(1)
+    start = await granted.save_checkpoint("state-0")
+    await (await opening).close()
+
+    second = await place.open(2)
+    with pytest.raises(TrainerStateLostError):
+        await granted.optim_step(ADAM)
+    await second.load_checkpoint(start)
+    await second.forward_backward([a_datum()], "importance_sampling", {})
+    assert (await second.optim_step(ADAM))["num_sequences"] == 1
+    for trainer in (granted, second):
+        await trainer.close()
+
+
+async def test_an_attempt_whose_grant_got_lost_is_out_once_the_next_has_opened(
+    place: Place,
+) -> None:
+    ungranted = await place.open(1)
+    granted = await place.open(1)
+    with pytest.raises(TrainerStateLostError):
+        await ungranted.probe()
+    await granted.probe()
+    for trainer in (ungranted, granted):
         await trainer.close()
 
 
