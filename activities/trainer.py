@@ -297,14 +297,17 @@ class TrainerActivities:
     async def close(self) -> None:
         """End all leases: the process goes down, and its sessions with it."""
         await self._openings.cancel()
-        for ref, held in list(self._held.items()):
-            if held.stopping is None:
-                await held.lease.release()
-                self._retire(ref)
-            if held.stopping is not None:
-                await held.stopping
+        await asyncio.gather(*(self._end(ref) for ref in list(self._held)))
         for loop in self._batch_loops.values():
             loop.close()
+
+    async def _end(self, ref: LeaseRef) -> None:
+        held = self._held[ref]
+        if held.stopping is None:
+            await held.lease.release()
+            self._retire(ref)
+        if held.stopping is not None:
+            await held.stopping
 
     async def _find_or_open(self, ref: LeaseRef) -> _Held:
         """The lease that this process holds, or takes now. Not for two at once: they would open two

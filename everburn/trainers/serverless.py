@@ -27,6 +27,7 @@ from everburn.failures import status_of
 from everburn.learning.datums import Datum
 from everburn.learning.losses import Settings, wire_loss_of
 from everburn.ledger import AdamParams
+from everburn.threads import in_thread
 from everburn.trainers import (
     Gradients,
     Snapshot,
@@ -57,6 +58,8 @@ PUBLISH_TIMEOUT = 900.0
 UNLOAD_TIMEOUT = 10.0
 """Seconds for a model to be unloaded when its session is given back. The SDK first waits for the
 operations that are in flight."""
+CLOSE_TIMEOUT = 30.0
+"""Seconds for a session to be given back; the SDK asks a service that is gone for minutes."""
 SERVED_TIMEOUT = 120.0
 """Seconds for a sampler to answer for a snapshot."""
 SERVED_INTERVAL = 1.0
@@ -270,7 +273,15 @@ class ServerlessTrainer:
             await self._client.get_info_async()
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._close)
+        # On a thread of its own, which goes on: a process that is told to end does so meanwhile.
+        try:
+            await asyncio.wait_for(in_thread(self._close), CLOSE_TIMEOUT)
+        except TimeoutError:
+            log.warning(
+                "session %s isn't given back yet: the service doesn't answer. Without heartbeats "
+                "it ends by itself",
+                self.session,
+            )
 
     def _close(self) -> None:
         session = self.session
@@ -280,10 +291,19 @@ class ServerlessTrainer:
             # It goes with its session, and may be gone already.
             log.info("unloading the model of session %s: %s", session, describe(error))
         try:
-            self._service.delete_training_session()
+            self._delete_session()
         except Exception as error:
             log.warning("session %s isn't given back: %s", session, describe(error))
         _close_quietly(self._service)
+
+    def _delete_session(self) -> None:
+        import httpx
+
+        try:
+            self._service.delete_training_session()
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            # A connection broke, which the SDK takes for an answer.
+            self._service.delete_training_session()
 
     async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:
         """Two requests, between which the loss is computed here; those of one call go before those

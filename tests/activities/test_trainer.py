@@ -29,7 +29,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRef:
         return True
 
     monkeypatch.setattr(trainer_activities, "is_open", is_open)
-    run = RunRef(store=str(tmp_path), id="run")
+    return a_run(tmp_path, "run")
+
+
+def a_run(store: Path, name: str) -> RunRef:
+    run = RunRef(store=str(store), id=name)
     values = {"rollout": "task:make", "dataset": "rows.jsonl", "base_model": "tiny"}
     create_run_folder(run, parse_config(values | {"backend": "emulator"}), Owner(chain="chain"))
     return run
@@ -82,6 +86,26 @@ async def test_sessions_are_closed_however_their_queues_workers_end(
     await until(lambda: trainer.count("close") == 1, lambda: trainer.calls)
     await activities.close()
     assert (trainer.count("open"), trainer.count("close")) == (2, 2)
+
+
+async def test_a_process_that_ends_gives_all_its_sessions_back_at_once(
+    temporal_server: str, run: RunRef, tmp_path: Path
+):
+    """Each may take a while, and whoever ends the process doesn't wait for long."""
+    runs = [run, a_run(tmp_path, "another")]
+    both = asyncio.Barrier(len(runs))
+
+    class Meeting(ScriptedTrainer):
+        async def close(self) -> None:
+            await super().close()
+            await both.wait()
+
+    async def open_trainer(ref: LeaseRef, config: RunConfig) -> ScriptedTrainer:
+        return await Meeting().open()
+
+    activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
+    await asyncio.gather(*(acquiring(activities, each) for each in runs))
+    await asyncio.wait_for(activities.close(), 20)
 
 
 async def test_attempts_at_one_lease_share_its_session(temporal_server: str, run: RunRef):

@@ -119,6 +119,30 @@ async def test_a_session_is_given_back_also_while_an_operation_is_in_flight(
         await gradients
 
 
+async def test_a_session_is_given_back_though_the_connection_breaks(
+    emulator: RunningEmulator,
+) -> None:
+    session = await ServerlessTrainer.open(a_config(emulator.base_url))
+    emulator.plan_fault(session.session, "drop")
+    await session.close()
+    assert emulator.admin("GET", "faults") == {"faults": []}
+    assert session.session not in emulator.admin("GET", "state")["sessions"]
+
+
+async def test_a_service_that_does_not_answer_is_not_waited_for(
+    emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that is told to end would be killed over it. What was begun goes on meanwhile."""
+    monkeypatch.setattr(serverless, "CLOSE_TIMEOUT", 0.5)
+    session = await ServerlessTrainer.open(a_config(emulator.base_url))
+    emulator.plan_fault(session.session, "status", status=503, count=1000)
+    await asyncio.wait_for(session.close(), 20)
+    assert f"session {session.session} isn't given back yet" in caplog.text
+    assert session.session in emulator.admin("GET", "state")["sessions"]
+    emulator.admin("DELETE", "faults")
+    await until(lambda: session.session not in emulator.admin("GET", "state")["sessions"])
+
+
 async def test_nothing_listens_there(dead_url: str) -> None:
     url = f"{dead_url}/training/v1/serverless"
     with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {url}"):
