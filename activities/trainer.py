@@ -460,12 +460,17 @@ class TrainerActivities:
         return held.lease
 
     async def _probe(self, lease: "Lease") -> None:
-        from everburn.trainers import TrainerStateLostError
+        """End the lease where its session is found to be of no use any more."""
+        from everburn.trainers import TrainerClosedError, TrainerError, TrainerStateLostError
 
         try:
             await asyncio.wait_for(lease.trainer.probe(), PROBE_TIMEOUT)
         except TrainerStateLostError as error:
             await lease.end(error)
+        except TrainerClosedError as error:
+            await lease.close_for(error)
+        except TrainerError as error:
+            await lease.end(TrainerStateLostError(str(error)))
         except TimeoutError:
             await lease.end(
                 TrainerStateLostError(f"the session didn't answer within {PROBE_TIMEOUT:g} s")

@@ -106,6 +106,11 @@ class Lease:
         async with self._turns:
             self._turns.notify_all()
 
+    async def close_for(self, reason: TrainerClosedError) -> None:
+        """End it, and tell the run that no other is to be had."""
+        self.closed = reason
+        await self.end(TrainerStateLostError(str(reason)))
+
     @property
     def ended(self) -> TrainerStateLostError | None:
         return self._ended
@@ -117,8 +122,7 @@ class Lease:
             await self.end(error)
             raise
         except TrainerClosedError as error:
-            self.closed = error
-            await self.end(TrainerStateLostError(str(error)))
+            await self.close_for(error)
             raise
         except CorruptArtifactError:
             raise

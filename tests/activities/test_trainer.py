@@ -15,7 +15,12 @@ from activities.trainer import TrainerActivities
 from everburn.config import RunConfig, parse_config
 from everburn.refs import RunRef
 from everburn.run_folder import Owner, create_run_folder
-from everburn.trainers import QuotaExceededError, TrainerStateLostError
+from everburn.trainers import (
+    KeyRefusedError,
+    QuotaExceededError,
+    TrainerRejectedError,
+    TrainerStateLostError,
+)
 from support.sessions import ADAM
 from support.trainer import ScriptedTrainer
 from support.waiting import until
@@ -66,6 +71,40 @@ async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
         assert caught.value.type == kind
     await activities.close()
     assert trainer.count("close") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (KeyRefusedError("the key has expired"), "KeyRefusedError"),
+        (TrainerRejectedError("no such model"), TRAINER_STATE_LOST),
+    ],
+)
+async def test_a_session_that_refuses_its_holder_ends_its_lease(
+    temporal_server: str, run: RunRef, error: Exception, kind: str
+):
+    """At once, as an operation that is refused does: not once its queue has been served out."""
+
+    class Refusing(ScriptedTrainer):
+        async def probe(self) -> None:
+            raise error
+
+    trainer = Refusing()
+
+    async def open_trainer(ref: LeaseRef, config: RunConfig) -> ScriptedTrainer:
+        return await trainer.open()
+
+    activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
+    ref, environment = LeaseRef(run=run, epoch=1), ActivityEnvironment()
+    await acquiring(activities, run)
+    with pytest.raises(ApplicationError, match=str(error)) as caught:
+        await environment.run(activities.hold_lease, ref)
+    assert caught.value.type == kind
+    with pytest.raises(ApplicationError, match=str(error)) as caught:
+        await environment.run(activities.optim_step, OptimStep(lease=ref, step=1, adam=ADAM))
+    assert caught.value.type == TRAINER_STATE_LOST
+    await activities.close()
+    assert trainer.calls == ["open", "close"]
 
 
 async def test_sessions_are_closed_however_their_queues_workers_end(
