@@ -157,6 +157,7 @@ def _compare(checkpoint: Checkpoint, again: str, weights_digest: Callable[[str],
 def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
     for number, key in enumerate(store.keys(LEDGER), start=1):
         entry = _read(store, key, LedgerEntry)
+        _check_form(store.path(key), entry)
         if entry.step != number:
             raise VerificationError(
                 f"step {number} is missing: the ledger goes on with {entry.step}"
@@ -164,6 +165,21 @@ def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
         if entry.version != number:
             raise VerificationError(f"step {number} published version {entry.version}")
         yield entry
+
+
+def _check_form(path: str, entry: LedgerEntry) -> None:
+    """What the types of an entry's fields don't say."""
+    try:
+        for text in entry.groups:
+            GroupKey.parse(text)
+        if entry.prepared is not None:
+            decode_groups(entry.prepared.groups)
+    except ValueError as error:
+        raise VerificationError(f"{path} is damaged: {error}") from None
+    if len(entry.groups) != len(entry.digests):
+        raise VerificationError(
+            f"{path} is damaged: it has {len(entry.groups)} groups and {len(entry.digests)} digests"
+        )
 
 
 def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:

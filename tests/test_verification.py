@@ -111,6 +111,28 @@ def complaint(records: Records) -> str:
     return str(failure.value)
 
 
+UNREADABLE = PreparedBatch(
+    advantages=StoredRef(key="advantages", sha256="0" * 64), groups="3-x", datums=1
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"digests": []}, "it has 1 groups and 0 digests"),
+        ({"groups": ["three"]}, "invalid literal for int() with base 10: 'three'"),
+        ({"prepared": UNREADABLE}, "invalid literal for int() with base 10: 'x'"),
+    ],
+    ids=["digests", "groups", "prepared"],
+)
+def test_an_entry_that_no_run_wrote_is_named(
+    records: Records, fields: dict[str, Any], said: str
+) -> None:
+    group = records.group(3)
+    records.step(2, {3: group}, [[group]], **fields)
+    assert complaint(records) == f"{records.store.path(ledger_key(2))} is damaged: {said}"
+
+
 def test_a_run_that_was_stopped_says_what_is_open(records: Records) -> None:
     records.ends("stopped")
     fates = check_records(records.run)

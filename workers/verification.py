@@ -7,6 +7,7 @@ Owns finding the run's folder, and what is said of it. Doesn't own the verificat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from everburn.backends import on_shared_emulator
@@ -86,8 +87,21 @@ def _config(run: RunRef) -> RunConfig:
         raise VerificationError(f"{path} is damaged: {error}") from None
 
 
-async def _re_execute(run: RunRef, config: RunConfig, home: Path) -> Verified:
+def checkpoint_digest(home: Path, path: str) -> str:
+    """Of the weights and the optimizer of a checkpoint that an emulator keeps in `home`.
+
+    Raises VerificationError: it isn't there any more, or damaged.
+    """
     from everburn.emulator.checkpoints import weights_digest
+    from everburn.emulator.errors import EmulatorError
+
+    try:
+        return weights_digest(home, path)
+    except (EmulatorError, OSError, ValueError) as error:
+        raise VerificationError(f"checkpoint {path} can't be read: {error}") from None
+
+
+async def _re_execute(run: RunRef, config: RunConfig, home: Path) -> Verified:
     from everburn.trainers import TrainerError
     from everburn.trainers.serverless import ServerlessTrainer
 
@@ -96,7 +110,7 @@ async def _re_execute(run: RunRef, config: RunConfig, home: Path) -> Verified:
         return await verify(
             run,
             lambda: ServerlessTrainer.open(session),
-            lambda path: weights_digest(home, path),
+            partial(checkpoint_digest, home),
             name=f"verify-{time.time_ns()}",
         )
     except TrainerError as error:
