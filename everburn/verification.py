@@ -31,7 +31,7 @@ from everburn.refs import (
 )
 from everburn.replay import replay_step
 from everburn.run_folder import stored_config
-from everburn.store import ArtifactStore, StoreError
+from everburn.store import ArtifactStore, CorruptArtifactError, StoreError
 from everburn.trainers import Trainer
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -252,7 +252,7 @@ def _fates(run: RunRef, trained: dict[int, int], rejected: set[int]) -> Fates:
         return Fates(0, 0, [], ending)
     try:
         total = row_count(run)
-    except ValueError as error:
+    except (CorruptArtifactError, ValueError) as error:
         raise VerificationError(f"{store.path(ROWS_KEY)} is damaged: {error}") from None
     unknown = sorted(resolved - set(range(total)))
     if unknown:
