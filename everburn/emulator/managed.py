@@ -48,6 +48,11 @@ _DURATION = re.compile(r"(\d+(\.\d+)?)s")
 Outcome = Literal["loads", "error", "stuck"]
 
 
+def _now() -> float:
+    """Seconds, by a clock that only goes forward: the one of jobs and deployments alike."""
+    return time.monotonic()
+
+
 @dataclass
 class Export:
     """Sampler weights in a bucket. kind: base, delta or merged_base; delta_from: the export that a
@@ -78,9 +83,9 @@ class Job:
     message: str = ""
     runs: list[str] = field(default_factory=list)
     """`run-<32 hex>` of its models, oldest first: where its checkpoints are."""
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=_now)
     """When the state was entered."""
-    active: float = field(default_factory=time.monotonic)
+    active: float = field(default_factory=_now)
     """When the last request came."""
     bucket: Bucket = field(default_factory=dict)
     shared: SharedModel | None = None
@@ -95,7 +100,7 @@ class Job:
         return float(found[1]) or DEFAULT_INACTIVITY if found else DEFAULT_INACTIVITY
 
     def enter(self, state: JobState, message: str = "") -> None:
-        self.state, self.message, self.since = state, message, time.monotonic()
+        self.state, self.message, self.since = state, message, _now()
 
     def describe(self, account: str) -> dict[str, Any]:
         status = {"status": {"code": "UNKNOWN", "message": self.message}} if self.message else {}
@@ -107,7 +112,7 @@ class Job:
 class Deployment:
     deployment_id: str
     request: dict[str, Any]
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=_now)
     bucket: Bucket = field(default_factory=dict)
     """Used where the deployment, not the trainer, owns the exports."""
     serving: Export | None = None
@@ -151,7 +156,7 @@ class Deployment:
         weights it serves the old ones; for the second half of its time it exchanges them."""
         if self.arriving is None:
             return self.serving, self.stage == "done", self.stage
-        age = time.monotonic() - self.asked - index * self.load_seconds
+        age = _now() - self.asked - index * self.load_seconds
         if age >= self.load_seconds:
             return self.arriving, True, "done"
         return self.serving, age < self.load_seconds / 2, "loading"
@@ -215,7 +220,7 @@ class Managed:
         if job.state not in RESUMABLE:
             raise InvalidInput(f"trainer job {job_id} can't be resumed from {job.state}")
         job.enter("JOB_STATE_PENDING")
-        job.active = time.monotonic()
+        job.active = _now()
         return self.job(job_id)
 
     def delete_job(self, job_id: str) -> None:
@@ -235,7 +240,7 @@ class Managed:
         job = self.job(job_id)
         if job.state != "JOB_STATE_RUNNING":
             raise NotFound(f"trainer job {job_id} isn't running: {job.state}")
-        job.active = time.monotonic()
+        job.active = _now()
         return job
 
     def jobs(self) -> list[Job]:
@@ -262,7 +267,7 @@ class Managed:
         return deployment
 
     def state_of(self, deployment: Deployment) -> str:
-        young = time.monotonic() - deployment.since < self.boot_seconds
+        young = _now() - deployment.since < self.boot_seconds
         return "CREATING" if young else "READY"
 
     def change_deployment(self, deployment_id: str, changes: Mapping[str, Any]) -> Deployment:
@@ -329,7 +334,7 @@ class Managed:
             deployment.stage = "loading"
         else:
             deployment.arriving = self._bucket_of(deployment)[deployment.target]
-            deployment.asked, deployment.load_seconds = time.monotonic(), self.hotload_seconds
+            deployment.asked, deployment.load_seconds = _now(), self.hotload_seconds
             deployment.stage = "done"
             deployment.settle()
 
@@ -374,11 +379,11 @@ class Managed:
         before = job.state
         if job.state == "JOB_STATE_PENDING" and self.capacity:
             job.enter("JOB_STATE_CREATING")
-        age = time.monotonic() - job.since
+        age = _now() - job.since
         if job.state == "JOB_STATE_CREATING" and age >= self.boot_seconds:
             job.enter("JOB_STATE_RUNNING")
-            job.active = time.monotonic()
-        if job.state == "JOB_STATE_RUNNING" and time.monotonic() - job.active > job.inactivity:
+            job.active = _now()
+        if job.state == "JOB_STATE_RUNNING" and _now() - job.active > job.inactivity:
             job.enter("JOB_STATE_CANCELLED", f"stopped: no activity for {job.inactivity:.0f} s")
             job.shared = None
             self._stop_process(job.job_id)
