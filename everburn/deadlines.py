@@ -57,5 +57,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # looked at, so that asyncio doesn't log it as forgotten
         raise cancelled
     return task.result()

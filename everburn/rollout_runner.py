@@ -9,10 +9,10 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from everburn.call_log import CallLog
 from everburn.config import RunConfig
@@ -51,6 +51,8 @@ from everburn.sampling import CompletionScope, Sampler
 from everburn.store import ArtifactStore, StoreError, through_outages, when_there_is_space
 from everburn.threads import beside
 from everburn.tokenizers import load_tokenizer, tokenizer_name
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -121,15 +123,19 @@ class RolloutRunner:
             name=completion_name(group, completion),
             tries=tries,
         )
-        row = self._rows[position.row_index]
-        finished = await self._call(row, context, scope)
-        if finished is None:
-            return await _outcome(completion, "dropped", scope)
-        record = self._record(finished, group, position, completion, version)
-        key, left = rollout_key(group, completion), self._patience(begun)
-        # Off the loop: compressing and writing would hold up other rollouts.
-        await through_outages(write_rollout, self.store, key, record, finished.run, patience=left)
-        return await _outcome(completion, "succeeded", scope)
+
+        async def keep(finished: Finished | None) -> RolloutOutcome:
+            if finished is None:
+                return await _outcome(completion, "dropped", scope)
+            record = self._record(finished, group, position, completion, version)
+            key, left = rollout_key(group, completion), self._patience(begun)
+            # Off the loop: compressing and writing would hold up other rollouts.
+            await through_outages(
+                write_rollout, self.store, key, record, finished.run, patience=left
+            )
+            return await _outcome(completion, "succeeded", scope)
+
+        return await self._call(self._rows[position.row_index], context, scope, keep)
 
     async def evaluate(self, index: int, version: int, tries: int = 0) -> dict[str, Any]:
         """Evaluate one held-out row under a policy version; returns its sample, which is kept, and
@@ -145,21 +151,24 @@ class RolloutRunner:
         row = self._evaluation_rows[index]
         where = self.held_out(index)
         scope = self._evaluation_scope(where, version, f"row-{index}", tries)
-        finished = await self._call(row, evaluation_context(index), scope)
-        if finished is None:
-            raise ValueError(f"{where}: the rollout function returned None")
-        sample = {
-            "prompt": self._prompt(finished.run),
-            "reward": float(finished.run.segments[0].reward),
-            "info": finished.info,
-            "answer": self._answer(finished.run),
-            "output_tokens": finished.scope.output_tokens,
-            "at_token_limit": finished.scope.at_token_limit,
-        }
-        await through_outages(partial(self.store.put_json, once=True), key, sample)
-        if scope.log is not None:
-            await scope.log.forget()
-        return sample
+
+        async def keep(finished: Finished | None) -> dict[str, Any]:
+            if finished is None:
+                raise ValueError(f"{where}: the rollout function returned None")
+            sample = {
+                "prompt": self._prompt(finished.run),
+                "reward": float(finished.run.segments[0].reward),
+                "info": finished.info,
+                "answer": self._answer(finished.run),
+                "output_tokens": finished.scope.output_tokens,
+                "at_token_limit": finished.scope.at_token_limit,
+            }
+            await through_outages(partial(self.store.put_json, once=True), key, sample)
+            if scope.log is not None:
+                await scope.log.forget()
+            return sample
+
+        return await self._call(row, evaluation_context(index), scope, keep)
 
     def held_out(self, index: int) -> str:
         """The name of a held-out row in messages."""
@@ -179,8 +188,7 @@ class RolloutRunner:
             where = f"run {self.run.id} · evaluation call {number}"
             scope = self._evaluation_scope(where, version, f"call-{number}", tries)
             given = evaluation_context(number) | context
-            finished = await self._call(sample_prompt, given, scope)
-            return None if finished is None else finished.run
+            return await self._call(sample_prompt, given, scope, _run_of)
 
         return rollout_fn
 
@@ -225,19 +233,32 @@ class RolloutRunner:
         return stored_rows(self.run, EVALUATION_ROWS_KEY)
 
     async def _call(
-        self, row: Row, context: dict[str, Any], scope: CompletionScope
-    ) -> Finished | None:
-        """Call the rollout function, within its deadline, and leave nothing of it behind."""
+        self,
+        row: Row,
+        context: dict[str, Any],
+        scope: CompletionScope,
+        keep: Callable[[Finished | None], Awaitable[T]],
+    ) -> T:
+        """Call the rollout function, within its deadline, leave nothing of it behind, and keep what
+        it came to.
+
+        Whoever is cancelled once it has returned is so when that is kept: a server that was gone
+        for a while gives up attempts which have ended, and nobody is to do it again.
+        """
         try:
-            return await self._within_resources(row, context, scope)
+            return await self._within_resources(row, context, scope, keep)
         except Exception as error:
             if needs_fresh_samples(error) and scope.log is not None:
                 await scope.log.forget()
             raise
 
     async def _within_resources(
-        self, row: Row, context: dict[str, Any], scope: CompletionScope
-    ) -> Finished | None:
+        self,
+        row: Row,
+        context: dict[str, Any],
+        scope: CompletionScope,
+        keep: Callable[[Finished | None], Awaitable[T]],
+    ) -> T:
         await reap_earlier(self.store, scope)
         started = time.monotonic()
         wanted = {name: value for name, value in context.items() if name in self._wanted}
@@ -247,17 +268,28 @@ class RolloutRunner:
                 given = copy.deepcopy(row)
                 async with within(self.config.rollout_timeout, "rollout_timeout"):
                     result = await self._rollout_fn(given, **wanted)
-            await require_own(self.store, scope, self._patience(started))
-        finally:
+        except BaseException:
             # Also what is cancelled, perhaps twice, leaves nothing behind.
             await to_its_end(self._reap(scope))
+            raise
+
+        async def finish() -> T:
+            try:
+                await require_own(self.store, scope, self._patience(started))
+            finally:
+                await self._reap(scope)
+            return await keep(self._finished(result, scope, time.monotonic() - started))
+
+        return await to_its_end(finish())
+
+    def _finished(self, result: Any, scope: CompletionScope, seconds: float) -> Finished | None:
+        """What a rollout function returned, where that is valid; None for a draw that it drops."""
         if result is None:
             return None
         run = validate_rollout(result, scope.where, self._vocab_size)
         if self.config.router_replay:
             require_routing(run, scope.where)
-        info = written_info(run, scope.where)
-        return Finished(run, info, scope, time.monotonic() - started)
+        return Finished(run, written_info(run, scope.where), scope, seconds)
 
     def _patience(self, begun: float) -> float:
         """Seconds that are left to keep what a completion came to: a store that is full, or fails,
@@ -312,6 +344,10 @@ class RolloutRunner:
             if flag
         ]
         return str(self._tokenizer.decode(trained, skip_special_tokens=True))
+
+
+async def _run_of(finished: Finished | None) -> RolloutRun | None:
+    return None if finished is None else finished.run
 
 
 async def _outcome(

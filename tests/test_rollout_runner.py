@@ -17,6 +17,7 @@ from everburn.store import ArtifactStore, StoreFullError
 from support.full_disk import FullDisk
 from support.script import Draw, spread
 from support.scripted_run import scripted_run
+from support.waiting import until
 
 ROW = GroupKey(cursor=0)
 
@@ -75,3 +76,21 @@ async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path:
 
     with pytest.raises(SelfCancelledError, match="nobody had cancelled it"):
         await complete(scripted_run(tmp_path, play))
+
+
+async def test_a_completion_that_has_returned_is_kept_though_its_attempt_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a server that was gone, and has timed the attempt out meanwhile."""
+    run = scripted_run(tmp_path, spread)
+    disk = FullDisk(rollout_key(ROW, 0), times=10**6)
+    disk.install(monkeypatch)
+    attempt = asyncio.create_task(complete(run))
+    await until(lambda: disk.refused > 0)
+    for _ in range(2):
+        attempt.cancel()
+        await asyncio.sleep(0)
+    disk.times = 0
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    assert (await complete(run)).reused
