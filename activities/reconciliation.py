@@ -75,6 +75,21 @@ async def goes_on(client: Client, within: RunLife) -> bool:
     return owner.chain == chain and owner.life <= within.life
 
 
+async def is_awaited(client: Client, attempt: activity.Info) -> bool:
+    """Whether the server still waits for this attempt at an activity. One that was handed to a
+    process which stands still begins when that goes on: long after it was given up, perhaps.
+
+    Raises:
+        RPCError: it can't be asked.
+    """
+    assert attempt.workflow_id is not None
+    asker = await _open_execution(client, attempt.workflow_id, attempt.workflow_run_id)
+    return asker is not None and any(
+        (pending.activity_id, pending.attempt) == (attempt.activity_id, attempt.attempt)
+        for pending in asker.raw_description.pending_activities
+    )
+
+
 async def is_open(client: Client, workflow_id: str, run_id: str | None = None) -> bool:
     """Whether a workflow of this id, or this execution of it, is running now."""
     return await _open_execution(client, workflow_id, run_id) is not None

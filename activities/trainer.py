@@ -46,7 +46,7 @@ from activities.messages import (
     SubmitGroups,
     Submitted,
 )
-from activities.reconciliation import is_open
+from activities.reconciliation import is_awaited, is_open
 from everburn.ledger import PreparedBatch
 from everburn.trainers.opening import Openings, opened
 
@@ -138,6 +138,11 @@ class TrainerActivities:
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
         with final_errors(TrainerUnavailableError, StoreError):
+            if not await self._is_current_attempt(ref):
+                late = RuntimeError(
+                    f"this attempt at lease {ref.epoch} was given up before it began"
+                )
+                raise application_error(late, kind=TRAINER_STATE_LOST)
             # A process that stood still for a while has several attempts at a lease at once.
             held = await self._openings.join(ref, lambda: self._find_or_open(ref))
         return LeaseGrant(
@@ -436,6 +441,15 @@ class TrainerActivities:
         from everburn.store import ArtifactStore
 
         return await asyncio.to_thread(find_owner, ArtifactStore.of(ref.run))
+
+    async def _is_current_attempt(self, ref: LeaseRef) -> bool:
+        """Whether this attempt at a lease is the one that counts: on a trainer job, opening a
+        session ends the one that another attempt may hold by now."""
+        try:
+            return await is_awaited(self._client, activity.info())
+        except RPCError as error:
+            log.warning("can't look after run %s: %s", ref.run.id, error)
+            return True
 
     async def _is_wanted(self, ref: LeaseRef, owner: "Owner | None") -> bool:
         """Whether the run goes on, in the life that asked for the lease and took it; while nobody

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
@@ -33,7 +34,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRef:
     async def is_open(client: Client, workflow_id: str) -> bool:
         return True
 
+    async def is_awaited(client: Client, attempt: activity.Info) -> bool:
+        return True
+
     monkeypatch.setattr(trainer_activities, "is_open", is_open)
+    monkeypatch.setattr(trainer_activities, "is_awaited", is_awaited)
     return a_run(tmp_path, "run")
 
 
@@ -65,9 +70,9 @@ async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
     ref, environment = LeaseRef(run=run, epoch=1), ActivityEnvironment()
     await environment.run(activities.acquire_lease, AcquireLease(run=run, epoch=1))
     step = OptimStep(lease=ref, step=1, adam=ADAM)
-    for activity, order in ((activities.optim_step, step), (activities.hold_lease, ref)):
+    for operation, order in ((activities.optim_step, step), (activities.hold_lease, ref)):
         with pytest.raises(ApplicationError, match=str(error)) as caught:
-            await environment.run(activity, order)
+            await environment.run(operation, order)
         assert caught.value.type == kind
     await activities.close()
     assert trainer.count("close") == 1

@@ -1,13 +1,19 @@
 """The trainer session under a lease: its loss, what is refused, and how it is given back."""
 
 import asyncio
+import dataclasses
 from datetime import timedelta
 
 import pytest
 from temporalio import activity
 from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 
 from activities import heartbeats
+from activities.messages import AcquireLease, LeaseRef
+from activities.trainer import TrainerActivities
+from everburn.config import RunConfig
 from everburn.store import StoreError
 from everburn.trainers import (
     KeyRefusedError,
@@ -17,8 +23,9 @@ from everburn.trainers import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from support.farm import Start
+from support.farm import Farm, Start
 from support.script import Draw, Script
+from support.trainer import ScriptedTrainer
 from support.waiting import Gate
 from workflows import first_lease, recovery, trainer_lease
 from workflows.details import describe
@@ -306,6 +313,49 @@ async def test_a_holder_that_falls_silent_is_noticed_and_replaced(
     await run.result()
     assert [entry.epoch for entry in run.ledger] == [2]
     assert run.trainer.count("close") == 2  # the old session costs nothing any more
+
+
+async def test_an_attempt_that_was_given_up_before_it_began_opens_nothing(
+    start_tuned: Start, tunable_farm: Farm, quick_acquisition: None
+):
+    """It was handed to a process that stood still: its session would end the one of its successor,
+    where both train on one job."""
+
+    class Hesitant(ScriptedTrainer):
+        async def open(self) -> ScriptedTrainer:
+            if self.count("open"):
+                self.hold("open")
+            return await super().open()
+
+    async def open_another(ref: LeaseRef, config: RunConfig) -> ScriptedTrainer:
+        raise AssertionError("a second session")
+
+    trainer = Hesitant()
+    trainer.fail_once("open", TrainerUnavailableError("nothing answers"))
+    run = await start_tuned(Script(trainer=trainer), rows=1)
+    await trainer.reached("open", times=2)
+
+    client = tunable_farm.client
+    lease = await client.get_workflow_handle(f"{run.id}/lease-1").describe()
+    (second,) = lease.raw_description.pending_activities
+    environment = ActivityEnvironment()
+    environment.info = dataclasses.replace(
+        environment.info,
+        workflow_id=lease.id,
+        workflow_run_id=lease.run_id,
+        activity_id=second.activity_id,
+        attempt=1,
+    )
+    elsewhere = TrainerActivities(client, open_another)
+    order = AcquireLease(run=run.ref, epoch=1)
+    with pytest.raises(ApplicationError, match="given up before it began"):
+        await environment.run(elsewhere.acquire_lease, order)
+    trainer.hold("open").open()
+    await run.until(step=1)
+    with pytest.raises(ApplicationError, match="given up before it began"):
+        await environment.run(elsewhere.acquire_lease, order)
+    await run.result()
+    assert [entry.epoch for entry in run.ledger] == [1]
 
 
 async def test_capacity_is_waited_for_also_at_the_start(
