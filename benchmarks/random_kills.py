@@ -4,8 +4,10 @@
 
 One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
 server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
-killed starts again after a second. Afterwards each run is audited (audit.py). Says how each run
-went, prints a summary as one JSON line, and exits with 1 unless all have passed.
+killed starts again after a second. A step that loses its trainer time and again ends its run, by
+design: a death that would bring that about isn't brought about. Afterwards each run is audited
+(audit.py). Says how each run went, prints a summary as one JSON line, and exits with 1 unless all
+have passed.
 """
 
 import argparse
@@ -27,12 +29,16 @@ from temporalio.service import RPCError
 from benchmarks import tiny_task
 from benchmarks.audit import AuditError, audit, live_sessions
 from benchmarks.processes import ROLES, Stack, result_of, stack
+from everburn.ledger import read_ledger
 from everburn.refs import RunRef
+from everburn.store import ArtifactStore
 from everburn.verification import VerificationError
 from workflows.queues import ORCHESTRATOR_QUEUE
+from workflows.recovery import MAX_LOSSES
 from workflows.train_run import TrainRun
 
 KINDS = (*ROLES, "emulator", "temporal")
+COST_A_TRAINER = ("trainer", "emulator")
 ROWS = 24
 KILLS = 4
 """Moments at which something dies, per run, as long as it lasts."""
@@ -92,7 +98,7 @@ async def _survive(opened: Stack, folder: Path, seed: int, backend: str, kills: 
     handle = await opened.client.start_workflow(
         TrainRun.run, args=[config], id=run.id, task_queue=ORCHESTRATOR_QUEUE
     )
-    killing = asyncio.create_task(_kill(opened, random.Random(seed), kills))
+    killing = asyncio.create_task(_kill(opened, run, random.Random(seed), kills))
     try:
         await result_of(handle, PATIENCE)
         if killing.done():
@@ -107,12 +113,23 @@ async def _survive(opened: Stack, folder: Path, seed: int, backend: str, kills: 
     await audit(run, opened, executions, known=known)
 
 
-async def _kill(opened: Stack, draw: random.Random, kills: list[str]) -> None:
+async def _kill(opened: Stack, run: RunRef, draw: random.Random, kills: list[str]) -> None:
     gaps = [draw.uniform(0, FIRST), *(draw.expovariate(1 / MEAN_GAP) for _ in range(KILLS - 1))]
+    losses: list[int] = []  # of trainers: how many steps were committed at each
     for gap in gaps:
         await asyncio.sleep(gap)
         drawn = draw.sample(KINDS, 2 if draw.random() < TWO_AT_ONCE else 1)
-        victims = [victim for victim in drawn if opened.processes.is_up(victim)]
+        victims = []
+        for victim in drawn:
+            if not opened.processes.is_up(victim):
+                continue
+            if victim in COST_A_TRAINER:
+                committed = len(read_ledger(ArtifactStore.of(run)))
+                # One that is noticed after its step's commit counts at the next.
+                if sum(step >= committed - 1 for step in losses) == MAX_LOSSES - 1:
+                    continue
+                losses.append(committed)
+            victims.append(victim)
         for victim in victims:
             opened.processes.kill(victim)
         if victims:
