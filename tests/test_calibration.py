@@ -90,7 +90,8 @@ async def test_figures_of_a_batch(emulator: RunningEmulator, tmp_path: Path) -> 
     assert all(1 <= tokens <= 4 for tokens in found.output_tokens)
     assert found.at_token_limit == sum(was_cut_off(run, draw) for draw in found.draws)
     assert {draw.record.prompt for draw in found.draws} == {"ab"}
-    assert emulator.admin("GET", "state")["sessions"].keys() == before
+    # Others, of earlier tests, may have expired meanwhile.
+    assert emulator.admin("GET", "state")["sessions"].keys() <= before
 
 
 def was_cut_off(run: RunRef, draw: Draw) -> bool:
@@ -133,7 +134,8 @@ async def test_a_failure_ends_it_and_the_session(
     before = emulator.admin("GET", "state")["sessions"].keys()
     with pytest.raises(error, match=text):
         await calibrate(RunRef(store=str(tmp_path), id="c"), config, ServerlessTrainer.open)
-    assert emulator.admin("GET", "state")["sessions"].keys() == before
+    # Others, of earlier tests, may have expired meanwhile.
+    assert emulator.admin("GET", "state")["sessions"].keys() <= before
 
 
 async def test_what_is_cut_short_has_ended_before_its_session(
