@@ -4,6 +4,7 @@ Owns the failure policy: how an activity has ended, what counts against it, when
 Doesn't own what follows once its attempts are used up (prompt_group.py, evaluation.py).
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -41,6 +42,10 @@ for ever, since all that runs beside it dies too."""
 BACKOFF = (1, 2, 4, 8, 15, 30, 60)
 """Seconds before another attempt."""
 LONGEST_AFTER_LOSS = 15
+TIMES_UNFIT = 3
+"""Workers without its code before the wait for another one grows: chance decides who is handed it
+next, and the one that is idle beside a fit worker is the unfit one. History grows faster by that
+for the first minutes only."""
 WAITS_FOR = {
     SNAPSHOT_GONE: "its policy version to be served again",
     STORE_FAILED: "the store",
@@ -69,23 +74,26 @@ async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
         ActivityError: fatal, or cancelled.
         AttemptsUsedUpError
     """
-    failures = losses = waits = 0
+    failures = losses = waits = unfit = 0
     while True:
         try:
-            return await begin(failures + losses + waits)
+            return await begin(failures + losses + waits + unfit)
         except ActivityError as error:
             kind = _kind(error)
             if kind == RECOVERABLE:
                 failures += 1
             elif kind == WORKER_LOST:
                 losses += 1
+            elif kind == WORKER_UNFIT:
+                unfit += 1
             elif kind in WAITS_FOR:
                 waits += 1
             else:
                 raise
             if failures >= MAX_FAILURES or losses >= MAX_LOSSES:
                 raise AttemptsUsedUpError(error) from error
-            delay: float = BACKOFF[min(failures + losses + waits, len(BACKOFF)) - 1]
+            turn = failures + losses + waits + math.ceil(unfit / TIMES_UNFIT)
+            delay: float = BACKOFF[min(turn, len(BACKOFF)) - 1]
             if kind == WORKER_LOST:
                 # Scattered: beside one that kills its worker each time, all would die again.
                 spread = min(delay, LONGEST_AFTER_LOSS) * workflow.random().random()

@@ -14,6 +14,7 @@ from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
 from workflows import attempts, watchdog
+from workflows.attempts import BACKOFF
 from workflows.train_run import TrainRun
 
 
@@ -81,6 +82,32 @@ async def test_a_worker_without_the_runs_code_counts_for_nothing(
     assert all(not group.lost for group in run.groups)
     last = run.metrics("producer/event")[-1]
     assert last["producer/recoverable_errors_total"] == 0
+
+
+async def test_one_that_unfit_workers_are_handed_by_chance_is_soon_begun_again(
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
+):
+    """Beside one fit worker eight in a row are no rare bad luck: they are over in seconds, not in
+    three minutes. Where no worker has the code, waits come to a minute all the same."""
+    scale = 1000
+    monkeypatch.setattr(attempts, "BACKOFF", [seconds / scale for seconds in BACKOFF])
+
+    async def play(draw: Draw) -> float:
+        if draw.completion == 0 and draw.tries < 20:
+            raise EntrypointError("no module named 'my_task' on worker 17@there")
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=1)
+    await run.result()
+    assert run.trained == ["0"]
+    group = tunable_farm.client.get_workflow_handle(group_workflow_id(run.id, GroupKey(cursor=0)))
+    waits = [
+        event.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta().total_seconds()
+        for event in (await group.fetch_history()).events
+        if b"waiting for a worker" in event.user_metadata.summary.data
+    ]
+    waits = [round(scale * wait) for wait in waits]
+    assert (len(waits), sum(waits[:8]), max(waits)) == (20, 17, BACKOFF[-1])
 
 
 async def test_a_group_says_that_it_waits_for_a_worker_with_its_code(
