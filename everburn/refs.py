@@ -4,7 +4,10 @@ Owns the small models that travel in Temporal payloads and the keys under which 
 run lies in its store. Doesn't own the data behind them. Imports nothing heavy: workflows use it.
 """
 
+import base64
 import hashlib
+import re
+import zlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -151,7 +154,7 @@ def submission_metrics_key(step: int, index: int, epoch: int) -> str:
 def prepared_batch_key(step: int, groups: Sequence[GroupKey]) -> str:
     """What `prepare_batch` made of a step's batch. The batch is part of the name: a resumed run may
     put another one together for the same step."""
-    batch = hashlib.sha256(encode_groups(list(groups)).encode()).hexdigest()
+    batch = hashlib.sha256(group_ranges(list(groups)).encode()).hexdigest()
     return f"steps/{step:06d}/advantages-{batch[:12]}.parquet"
 
 
@@ -223,8 +226,36 @@ EVALUATION_ROWS_KEY = "evaluation-rows.jsonl"
 METRICS_KEY = "metrics.jsonl"
 
 
+READABLE = 400
+"""Characters of a list of groups that history shows as ranges. What is longer is packed."""
+PACKED = "~"
+"""Begins a list that is: base64 of zlib of ranges in which each cursor is told as the difference to
+the one before."""
+_CURSOR = re.compile(r"(?<![.\d])\d+")
+
+
 def encode_groups(groups: list[GroupKey]) -> str:
-    """Group names as one short text, sorted: `17-24,26,30.1`. History carries hundreds of them."""
+    """Group names as one short text, sorted: `17-24,26,30.1`, and packed where hundreds of them are
+    far apart."""
+    ranges = group_ranges(groups)
+    return ranges if len(ranges) <= READABLE else _packed(ranges)
+
+
+def decode_groups(text: str) -> list[GroupKey]:
+    """The inverse of `encode_groups`, in order of cursor and attempt."""
+    ranges = _unpacked(text) if text.startswith(PACKED) else text
+    groups: list[GroupKey] = []
+    for part in ranges.split(",") if ranges else []:
+        start, dash, stop = part.partition("-")
+        if dash:
+            groups.extend(GroupKey(cursor=c) for c in range(int(start), int(stop) + 1))
+        else:
+            groups.append(GroupKey.parse(part))
+    return sorted(groups, key=lambda g: (g.cursor, g.attempt))
+
+
+def group_ranges(groups: list[GroupKey]) -> str:
+    """Group names for people, however long: sorted, neighbours as ranges."""
     parts: list[str] = []
     run: list[int] = []
     for group in sorted(groups, key=lambda g: (g.cursor, g.attempt)):
@@ -240,16 +271,28 @@ def encode_groups(groups: list[GroupKey]) -> str:
     return ",".join(parts)
 
 
-def decode_groups(text: str) -> list[GroupKey]:
-    """The inverse of `encode_groups`, in order of cursor and attempt."""
-    groups: list[GroupKey] = []
-    for part in text.split(",") if text else []:
-        start, dash, stop = part.partition("-")
-        if dash:
-            groups.extend(GroupKey(cursor=c) for c in range(int(start), int(stop) + 1))
-        else:
-            groups.append(GroupKey.parse(part))
-    return sorted(groups, key=lambda g: (g.cursor, g.attempt))
+def _packed(ranges: str) -> str:
+    before = 0
+
+    def difference(found: re.Match[str]) -> str:
+        nonlocal before
+        last, before = before, int(found[0])
+        return str(before - last)
+
+    differences = _CURSOR.sub(difference, ranges)
+    return PACKED + base64.b64encode(zlib.compress(differences.encode(), 9)).decode()
+
+
+def _unpacked(text: str) -> str:
+    cursor = 0
+
+    def add(found: re.Match[str]) -> str:
+        nonlocal cursor
+        cursor += int(found[0])
+        return str(cursor)
+
+    differences = zlib.decompress(base64.b64decode(text.removeprefix(PACKED))).decode()
+    return _CURSOR.sub(add, differences)
 
 
 def _range_text(run: list[int]) -> str:

@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from everburn.learning.diagnostics import distance_metrics
     from everburn.learning.schedules import learning_rate
     from everburn.ledger import AdamParams, PreparedBatch
-    from everburn.refs import RewardSum, decode_groups, encode_groups
+    from everburn.refs import RewardSum, decode_groups, encode_groups, group_ranges
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
     from workflows.records import Recorder
@@ -44,6 +44,8 @@ LONG_STEP = 6_000
 """Events after which a step goes on in another execution while its batch is collected: rows that a
 filter rejects fill a history that no step ends. Then what was sent is asked for once more, so the
 run prefers the time between steps (train_run.py), which comes at half as many."""
+MAX_SHOWN = 200
+"""Characters of its groups in an activity's summary."""
 SAVE_ATTEMPTS = 2
 """A service that can't save twice in a row won't the third time; the next interval tries again."""
 
@@ -183,7 +185,7 @@ class OptimizerStep:
         self._prepared = await self.trainer.run(
             TrainerActivities.prepare_batch,
             PrepareBatch(lease=self.trainer.ref, step=self.number, groups=groups),
-            f"step {self.number} · prepare the batch · rows {groups}",
+            f"step {self.number} · prepare the batch · {_rows(groups)}",
         )
         self._prepare_seconds = workflow.time() - started
 
@@ -225,7 +227,7 @@ class OptimizerStep:
         result: Submitted = await self.trainer.run(
             TrainerActivities.forward_backward,
             order,
-            f"step {order.step} · submission {part} · rows {groups}",
+            f"step {order.step} · submission {part} · {_rows(groups)}",
         )
         return result
 
@@ -512,3 +514,9 @@ def union_seconds(spans: list[tuple[float, float]]) -> float:
         covered += max(0.0, end - max(start, until))
         until = max(until, end)
     return covered
+
+
+def _rows(groups: str) -> str:
+    """Encoded groups as an activity's summary shows them."""
+    ranges = group_ranges(decode_groups(groups))
+    return f"rows {ranges}" if len(ranges) <= MAX_SHOWN else f"rows {ranges[:MAX_SHOWN]}…"

@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from activities.trainer import TrainerActivities
-    from everburn.refs import encode_groups
+    from everburn.refs import group_ranges
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
     from workflows.settings import Settings
@@ -161,7 +161,7 @@ class Recovery:
         state = self._state
         if state.losses < MAX_LOSSES:
             return False
-        groups = encode_groups([group.key for group in state.queue.batch])
+        groups = group_ranges([group.key for group in state.queue.batch])
         if loss.kind == NO_CHECKPOINT:
             # It never came to the step.
             fatal = Fatal(error=f"{loss}: see the run's notes", error_type=NO_CHECKPOINT)

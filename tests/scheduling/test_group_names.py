@@ -1,11 +1,16 @@
 """How history writes groups: one name, or one short text for hundreds."""
 
+import random
+from unittest import mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everburn.refs import GroupKey, decode_groups, encode_groups
+from everburn import refs
+from everburn.refs import PACKED, GroupKey, decode_groups, encode_groups, group_ranges
 from everburn.scheduling.queue import MAX_GROUPS_PER_SUBMISSION
+from workflows.producer import MAX_GROUPS_OUT
 
 GROUPS = st.builds(GroupKey, cursor=st.integers(0, 60), attempt=st.sampled_from([0, 0, 0, 1, 2]))
 
@@ -33,6 +38,24 @@ def test_any_set_of_groups_survives(groups: set[GroupKey]):
     text = encode_groups(list(groups))
     assert decode_groups(text) == sorted(groups, key=lambda group: (group.cursor, group.attempt))
     assert encode_groups(decode_groups(text)) == text
+
+
+@given(st.sets(GROUPS, min_size=1))
+def test_any_set_of_groups_survives_being_packed(groups: set[GroupKey]):
+    with mock.patch.object(refs, "READABLE", 0):
+        text = encode_groups(list(groups))
+    assert text.startswith(PACKED)
+    assert decode_groups(text) == sorted(groups, key=lambda group: (group.cursor, group.attempt))
+
+
+def test_a_batch_that_fills_the_window_of_a_million_rows_takes_a_fifth_of_a_payload():
+    """Every other row rejected, at random, and some retried: as ranges they would be 3 KB."""
+    draw, batch, cursor = random.Random(1), [], 10**6
+    while len(batch) < MAX_GROUPS_OUT:
+        cursor += draw.choice([1, 2])
+        batch.append(GroupKey(cursor=cursor, attempt=int(draw.random() < 0.03)))
+    assert len(encode_groups(batch)) < 410 < 3000 < len(group_ranges(batch))
+    assert decode_groups(encode_groups(batch)) == batch
 
 
 def test_the_worst_submission_of_a_million_rows_fits_into_two_kilobytes():
