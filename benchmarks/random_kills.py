@@ -4,10 +4,9 @@
 
 One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
 server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
-killed starts again after a second. A step that loses its trainer time and again ends its run, by
-design: a death that would bring that about isn't brought about. Afterwards each run is audited
-(audit.py). Says how each run went, prints a summary as one JSON line, and exits with 1 unless all
-have passed.
+killed starts again after a second. A step that loses its trainer three times holds its run, by
+design, and is told to go on. Afterwards each run is audited (audit.py). Says how each run went,
+prints a summary as one JSON line, and exits with 1 unless all have passed.
 """
 
 import argparse
@@ -19,26 +18,32 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from httpx import HTTPError
-from temporalio.client import WorkflowFailureError
+from temporalio.client import (
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.service import RPCError
 
 from benchmarks import tiny_task
 from benchmarks.audit import AuditError, audit, live_sessions
 from benchmarks.processes import ROLES, Stack, result_of, stack
-from everburn.ledger import read_ledger
 from everburn.refs import RunRef
-from everburn.store import ArtifactStore
 from everburn.verification import VerificationError
+from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.recovery import MAX_LOSSES
 from workflows.train_run import TrainRun
 
 KINDS = (*ROLES, "emulator", "temporal")
 COST_A_TRAINER = ("trainer", "emulator")
+UNREACHABLE = (RPCError, WorkflowQueryFailedError, WorkflowUpdateRPCTimeoutOrCancelledError)
 ROWS = 24
 KILLS = 4
 """Moments at which something dies, per run, as long as it lasts."""
@@ -54,35 +59,42 @@ OFTEN = "limit.historyCount.suggestContinueAsNew=300"
 """Runs continue as new every few steps, so that kills meet that too."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """How a run went. problem: what is wrong with it, if anything."""
+    """How a run went. held: how often it was told to go on. problem: what is wrong with it, if
+    anything."""
 
     seed: int
-    kills: list[str]
-    seconds: float
-    problem: str | None
+    kills: list[str] = field(default_factory=list)
+    held: int = 0
+    seconds: float = 0.0
+    problem: str | None = None
 
     @property
     def line(self) -> str:
         verdict = "passed" if self.problem is None else f"FAILED: {self.problem}"
-        return f"seed {self.seed}: {verdict}; {self.seconds:.0f} s, killed {self.kills}"
+        told = f", told to go on {self.held}x" if self.held else ""
+        return f"seed {self.seed}: {verdict}; {self.seconds:.0f} s, killed {self.kills}{told}"
+
+    @property
+    def victims(self) -> Counter[str]:
+        return Counter(victim for moment in self.kills for victim in moment.split("+"))
 
 
 async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) -> Outcome:
     """One run, and what its seed says happens to it."""
     started = time.monotonic()
-    kills: list[str] = []
-    problem = None
+    outcome = Outcome(seed)
     try:
-        await _survive(opened, folder, seed, backend, kills)
+        await _survive(opened, folder, backend, outcome)
     except (AuditError, VerificationError, WorkflowFailureError, RPCError, HTTPError) as error:
-        problem = f"{type(error).__name__}: {error.__cause__ or error}"
-    return Outcome(seed, kills, time.monotonic() - started, problem)
+        outcome.problem = f"{type(error).__name__}: {error.__cause__ or error}"
+    outcome.seconds = time.monotonic() - started
+    return outcome
 
 
-async def _survive(opened: Stack, folder: Path, seed: int, backend: str, kills: list[str]) -> None:
-    """Run, be killed, and be what a run should be. kills: what died is added.
+async def _survive(opened: Stack, folder: Path, backend: str, outcome: Outcome) -> None:
+    """Run, be killed, and be what a run should be. outcome: is told what happens.
 
     Raises:
         AuditError, VerificationError, WorkflowFailureError: it isn't.
@@ -90,50 +102,66 @@ async def _survive(opened: Stack, folder: Path, seed: int, backend: str, kills: 
     """
     await opened.answers()
     known = await live_sessions(opened)
-    run = RunRef(store=str(folder / "runs"), id=f"{backend}-{seed}")
+    run = RunRef(store=str(folder / "runs"), id=f"{backend}-{outcome.seed}")
     executions = folder / f"{run.id}.executions"
     executions.touch()
     fields = tiny_task.BACKENDS[backend]
-    config = tiny_task.config(Path(run.store), ROWS, executions, **fields)
+    config = tiny_task.config(Path(run.store), ROWS, executions, on_fatal="hold", **fields)
     handle = await opened.client.start_workflow(
         TrainRun.run, args=[config], id=run.id, task_queue=ORCHESTRATOR_QUEUE
     )
-    killing = asyncio.create_task(_kill(opened, run, random.Random(seed), kills))
+    killing = asyncio.create_task(_kill(opened, outcome))
+    holding = asyncio.create_task(_tell_to_go_on(handle, outcome))
+    ending = asyncio.create_task(result_of(handle, PATIENCE))
     try:
-        await result_of(handle, PATIENCE)
+        await asyncio.wait([ending, holding], return_when=asyncio.FIRST_COMPLETED)
+        if holding.done():
+            holding.result()
+        await ending
         if killing.done():
             killing.result()
-    except TimeoutError:
+    except (TimeoutError, AuditError) as error:
         with contextlib.suppress(RPCError):
             await handle.terminate("given up")
-        raise AuditError(f"not finished after {PATIENCE:.0f} s") from None
+        raise AuditError(str(error) or f"not finished after {PATIENCE:.0f} s") from None
     finally:
-        killing.cancel()
+        for task in (killing, holding, ending):
+            task.cancel()
     await opened.answers()
     await audit(run, opened, executions, known=known)
 
 
-async def _kill(opened: Stack, run: RunRef, draw: random.Random, kills: list[str]) -> None:
+async def _tell_to_go_on(handle: WorkflowHandle[Any, RunResult], outcome: Outcome) -> None:
+    """Resume the run whenever it is held because a step has lost its trainer so often.
+
+    Raises:
+        AuditError: it is held for something else, or for fewer deaths than that.
+    """
+    by_design = f" lost its trainer {MAX_LOSSES} times"
+    while True:
+        await asyncio.sleep(0.5)
+        with contextlib.suppress(*UNREACHABLE):
+            status = await handle.query(TrainRun.status)
+            if status.phase != "held":
+                continue
+            deaths = sum(outcome.victims[kind] for kind in COST_A_TRAINER)
+            if by_design not in str(status.error) or deaths < MAX_LOSSES * (outcome.held + 1):
+                raise AuditError(f"held after {outcome.kills}: {status.error}")
+            await handle.execute_update("resume")
+            outcome.held += 1
+
+
+async def _kill(opened: Stack, outcome: Outcome) -> None:
+    draw = random.Random(outcome.seed)
     gaps = [draw.uniform(0, FIRST), *(draw.expovariate(1 / MEAN_GAP) for _ in range(KILLS - 1))]
-    losses: list[int] = []  # of trainers: how many steps were committed at each
     for gap in gaps:
         await asyncio.sleep(gap)
         drawn = draw.sample(KINDS, 2 if draw.random() < TWO_AT_ONCE else 1)
-        victims = []
-        for victim in drawn:
-            if not opened.processes.is_up(victim):
-                continue
-            if victim in COST_A_TRAINER:
-                committed = len(read_ledger(ArtifactStore.of(run)))
-                # One that is noticed after its step's commit counts at the next.
-                if sum(step >= committed - 1 for step in losses) == MAX_LOSSES - 1:
-                    continue
-                losses.append(committed)
-            victims.append(victim)
+        victims = [victim for victim in drawn if opened.processes.is_up(victim)]
         for victim in victims:
             opened.processes.kill(victim)
         if victims:
-            kills.append("+".join(victims))
+            outcome.kills.append("+".join(victims))
 
 
 async def measure(runs: int, seed: int, backend: str) -> tuple[dict[str, object], bool]:
@@ -147,13 +175,14 @@ async def measure(runs: int, seed: int, backend: str) -> tuple[dict[str, object]
                     outcomes.append(await disturbed_run(opened, Path(name), number, backend))
                     print(outcomes[-1].line, file=sys.stderr, flush=True)
     failed = [outcome.seed for outcome in outcomes if outcome.problem is not None]
-    kills = Counter(victim for o in outcomes for moment in o.kills for victim in moment.split("+"))
+    kills = sum((outcome.victims for outcome in outcomes), Counter[str]())
     summary: dict[str, object] = {
         "backend": backend,
         "runs": runs,
         "passed": runs - len(failed),
         "failed_seeds": failed,
         "kills": dict(kills),
+        "told_to_go_on": sum(outcome.held for outcome in outcomes),
         "seconds": round(time.monotonic() - started),
     }
     return summary, not failed
