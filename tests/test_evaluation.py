@@ -50,13 +50,12 @@ async def test_a_store_that_fails_is_no_failure_of_a_row(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("count_all", [False, True])
 async def test_a_final_failure_is_told_before_others_with_its_row(
-    tmp_path: Path, count_all: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count_all: bool
 ) -> None:
     failed = asyncio.Event()
 
     async def play(draw: Draw) -> Any:
         if draw.row == 0:
-            failed.set()
             raise RecoverableRolloutError("the judge is asleep")
         await failed.wait()
         if draw.row == 2:
@@ -65,6 +64,16 @@ async def test_a_final_failure_is_told_before_others_with_its_row(
 
     fields = {"on_any_rollout_failure": "fail"} if count_all else {}
     runner = RolloutRunner(scripted_run(tmp_path, play, count=3, **fields))
+    evaluate = runner.evaluate
+
+    async def tell_of_its_end(index: int, version: int, tries: int) -> Any:
+        try:
+            return await evaluate(index, version, tries)
+        finally:
+            if index == 0:  # what it leaves has been cleaned up, which takes a moment
+                failed.set()
+
+    monkeypatch.setattr(runner, "evaluate", tell_of_its_end)
     with pytest.raises(RowsFailedError) as caught:
         await evaluate_shard(runner, 0, 0, 0, 3)
     assert isinstance(caught.value.first, KeyError)
