@@ -96,7 +96,7 @@ async def test_the_hud_environment_is_rolled_out(
 
 @pytest.mark.parametrize("name", TASKS)
 async def test_the_task_runs(emulator: RunningEmulator, tmp_path: Path, name: str) -> None:
-    record, rollout = await completed(emulator, tmp_path, name)
+    ((record, rollout),) = await completions(emulator, tmp_path, name, 1)
     assert all(any(segment.loss_mask) for segment in rollout.segments)
     assert record.output_tokens == sum(sum(s.loss_mask) for s in rollout.segments)
     if name == "harness_task":
@@ -106,9 +106,11 @@ async def test_the_task_runs(emulator: RunningEmulator, tmp_path: Path, name: st
 
 
 async def test_the_small_model_knows_its_format(emulator: RunningEmulator, tmp_path: Path) -> None:
-    model = "guess_model:recipe"
-    record, _ = await completed(emulator, tmp_path, "guess_task", base_model=model)
-    assert record.info["guesses"] and all(guess.isdigit() for guess in record.info["guesses"])
+    """One game in hundreds has a token that isn't a digit: it samples."""
+    games = await completions(emulator, tmp_path, "guess_task", 25, base_model="guess_model:recipe")
+    guesses = [guess for record, _ in games for guess in record.info["guesses"]]
+    assert len(guesses) >= 25
+    assert sum(guess.isdigit() for guess in guesses) >= 0.9 * len(guesses)
 
 
 @pytest.mark.chaos  # a minute: 32 steps
@@ -141,26 +143,28 @@ def latest(folder: Path) -> RunRef:
     return RunRef(store=str(folder / "runs"), id=(folder / "runs/latest").resolve().name)
 
 
-async def completed(
-    emulator: RunningEmulator, folder: Path, name: str, base_model: str = TINY
-) -> tuple[CompletionRecord, RolloutRun]:
-    """A completion of a task's first row, as a rollout worker makes it."""
+async def completions(
+    emulator: RunningEmulator, folder: Path, name: str, count: int, base_model: str = TINY
+) -> list[tuple[CompletionRecord, RolloutRun]]:
+    """Completions of a task's first row, as a rollout worker makes them."""
     kwargs: dict[str, Any] = {"kwargs": {"count": 2}} if name == "sums_task" else {}
     fields: dict[str, Any] = {
         "rollout": f"{name}:make_rollout_fn",
         "dataset": {"name": f"{name}:rows"} | kwargs,
         "base_model": base_model,
+        "completions_per_prompt": max(2, count),
         "extras": {"sandboxes": str(folder / "sandboxes")},
         "shuffle": False,
     }
     async with a_run(folder, emulator.base_url, rows=False, **fields) as run:
         store = ArtifactStore.of(run)
         assert prepare_task(run).rows >= 1 and store.exists(ROWS_KEY)
-        key = GroupKey(cursor=0)
-        await RolloutRunner(run).complete(key, 0, 0)
+        key, runner = GroupKey(cursor=0), RolloutRunner(run)
+        for completion in range(count):
+            await runner.complete(key, completion, 0)
         if name == "sandbox_task":
             assert list((folder / "sandboxes").iterdir()) == [] == registered(store)
-        return read_rollout(store, rollout_key(key, 0))
+        return [read_rollout(store, rollout_key(key, index)) for index in range(count)]
 
 
 @pytest.fixture(scope="module")
