@@ -38,7 +38,7 @@ class PreparedBatch(Ref):
     """What `prepare_batch` made of a step's batch: the file of its advantages, and which groups and
     how many datums (segments) have one other than zero.
 
-    groups: as refs.encode_groups writes them.
+    groups: as refs.encode_groups writes them; in the ledger, always as ranges.
     """
 
     advantages: StoredRef

@@ -14,7 +14,15 @@ from everburn.controls import changes_by, controls_of
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.reported import find_reported, reported_metrics
 from everburn.ledger import AdamParams, LedgerEntry, PreparedBatch, commit
-from everburn.refs import GroupKey, RewardSum, RunRef, decode_groups, group_key, submission_key
+from everburn.refs import (
+    GroupKey,
+    RewardSum,
+    RunRef,
+    decode_groups,
+    group_key,
+    group_ranges,
+    submission_key,
+)
 from everburn.run_folder import stored_config
 from everburn.store import ArtifactStore
 
@@ -73,7 +81,7 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             submissions=[
                 store.ref(submission_key(outcome.step, part, outcome.epoch)) for part in parts
             ],
-            prepared=outcome.prepared,
+            prepared=_readable(outcome.prepared),
             loss=config.loss,
             loss_config=config.sent_loss_config,
             adam=outcome.adam,
@@ -85,6 +93,13 @@ def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
             metrics=outcome.metrics | batch_metrics(outcome, batch) | reported_metrics(reported),
         ),
     )
+
+
+def _readable(prepared: PreparedBatch | None) -> PreparedBatch | None:
+    """History packs its groups; the ledger is for people, too."""
+    if prepared is None:
+        return None
+    return prepared.model_copy(update={"groups": group_ranges(decode_groups(prepared.groups))})
 
 
 def record_step(store: ArtifactStore, entry: LedgerEntry) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from activities import trainer
-from everburn import user_code
+from everburn import refs, user_code
 from everburn.learning.batch import Batch
+from everburn.refs import PACKED
 from everburn.trainers import TrainerStateLostError
 from support.farm import Start
 from support.script import Draw, Script
@@ -75,6 +76,20 @@ async def test_a_sealed_batch_is_prepared_before_anything_is_sent(start: Start):
     record = run.metrics()[-1]
     assert (record["rollout/kept_groups"], record["rollout/datums"]) == (2, 4)
     assert record["perf/prepare_batch_time"] >= 0
+
+
+async def test_a_batch_that_travels_packed_is_readable_in_the_ledger(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(refs, "READABLE", 0)
+    run = await start_tuned(Script(equal, prepare=ByTurns()), rows=2, prompt_groups_per_step=2)
+    await run.result()
+    events = (await run.handle.fetch_history()).events
+    packed = f'"groups":"{PACKED}'.encode()
+    assert packed in b"".join(event.SerializeToString() for event in events)
+    (entry,) = run.ledger
+    assert entry.prepared is not None
+    assert (entry.groups, entry.prepared.groups) == (["0", "1"], "0-1")
 
 
 async def test_a_redo_uses_the_recorded_advantages(start: Start):
