@@ -24,6 +24,8 @@ STORE_FAILED = "StoreFailed"
 """Of what ran beside user code: its own errors may well be called StoreError."""
 STORE_FULL = "StoreFullError"
 TRAINER_STATE_LOST = "TrainerStateLost"
+TRAINER_FAILED = "TrainerFailed"
+"""The lease has ended because the service answered an operation with a failure."""
 LEASE_CLOSED = frozenset({"QuotaExceededError", "KeyRefusedError"})
 """The lease has ended, and no other is to be had before a person has mended the cause."""
 QUOTA = "QuotaExceededError"

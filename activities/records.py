@@ -38,7 +38,7 @@ from everburn.ledger import LedgerEntry
 from everburn.publications import carry_publication
 from everburn.refs import RunRef, decode_groups
 from everburn.resources import registered
-from everburn.run_folder import create_run_folder, stored_config
+from everburn.run_folder import ServerAddress, create_run_folder, record_server, stored_config
 from everburn.steps import StepOutcome, commit_step, record_step
 from everburn.store import ArtifactStore, StoreError, when_there_is_space
 
@@ -59,6 +59,11 @@ class RecordActivities:
                 order.at,
                 order.step,
             )
+            server = ServerAddress(
+                address=self._client.service_client.config.target_host,
+                namespace=self._client.namespace,
+            )
+            await when_there_is_space(record_server, ArtifactStore.of(order.run), server)
         return RunCreated(search_attributes=await self._has_search_attributes())
 
     @activity.defn

@@ -21,6 +21,7 @@ from temporalio.worker import Worker
 
 from activities import trainer_operations
 from activities.failure_types import (
+    TRAINER_FAILED,
     TRAINER_STATE_LOST,
     application_error,
     final_errors,
@@ -177,7 +178,7 @@ class TrainerActivities:
             # The run may hear of it here before it does from the operation.
             raise application_error(lease.closed)
         if not lease.released:
-            raise application_error(lease.ended, kind=TRAINER_STATE_LOST)
+            raise application_error(lease.ended, kind=_kind_of(lease.ended))
 
     @activity.defn
     async def release_lease(self, ref: LeaseRef) -> None:
@@ -479,11 +480,10 @@ class TrainerActivities:
 
         try:
             await asyncio.wait_for(lease.trainer.probe(), PROBE_TIMEOUT)
-        except TrainerStateLostError as error:
-            await lease.end(error)
         except TrainerClosedError as error:
             await lease.close_for(error)
         except TrainerError as error:
+            # Also a failed answer: it says nothing about the operations in flight.
             await lease.end(TrainerStateLostError(str(error)))
         except TimeoutError:
             await lease.end(
@@ -507,7 +507,14 @@ class TrainerActivities:
             try:
                 return await lease.once(ref.epoch, OperationKey(step, operation, part), run)
             except (StaleEpochError, TrainerStateLostError) as error:
-                raise application_error(error, kind=TRAINER_STATE_LOST) from error
+                raise application_error(error, kind=_kind_of(error)) from error
+
+
+def _kind_of(error: BaseException) -> str:
+    """The failure type of an error that ended a lease."""
+    from everburn.trainers import TrainerFailedError
+
+    return TRAINER_FAILED if isinstance(error, TrainerFailedError) else TRAINER_STATE_LOST
 
 
 def lease_queue(ref: LeaseRef) -> str:

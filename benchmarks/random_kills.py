@@ -4,8 +4,8 @@
 
 One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
 server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
-killed starts again after a second. A step that loses its trainer three times holds its run, by
-design, and is told to go on. Afterwards each run is audited (audit.py). Says how each run went,
+killed starts again after a second. Runs have the default configuration, and nobody helps them: one
+that fails or holds has failed. Afterwards each run is audited (audit.py). Says how each run went,
 prints a summary as one JSON line, and exits with 1 unless all have passed.
 """
 
@@ -20,15 +20,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from httpx import HTTPError
-from temporalio.client import (
-    WorkflowFailureError,
-    WorkflowHandle,
-    WorkflowQueryFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
-)
+from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from benchmarks import tiny_task
@@ -36,14 +30,10 @@ from benchmarks.audit import AuditError, audit, live_sessions
 from benchmarks.processes import ROLES, Stack, result_of, stack
 from everburn.refs import RunRef
 from everburn.verification import VerificationError
-from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.recovery import MAX_LOSSES
 from workflows.train_run import TrainRun
 
 KINDS = (*ROLES, "emulator", "temporal")
-COST_A_TRAINER = ("trainer", "emulator")
-UNREACHABLE = (RPCError, WorkflowQueryFailedError, WorkflowUpdateRPCTimeoutOrCancelledError)
 ROWS = 24
 KILLS = 4
 """Moments at which something dies, per run, as long as it lasts."""
@@ -61,20 +51,17 @@ OFTEN = "limit.historyCount.suggestContinueAsNew=300"
 
 @dataclass
 class Outcome:
-    """How a run went. held: how often it was told to go on. problem: what is wrong with it, if
-    anything."""
+    """How a run went. problem: what is wrong with it, if anything."""
 
     seed: int
     kills: list[str] = field(default_factory=list)
-    held: int = 0
     seconds: float = 0.0
     problem: str | None = None
 
     @property
     def line(self) -> str:
         verdict = "passed" if self.problem is None else f"FAILED: {self.problem}"
-        told = f", told to go on {self.held}x" if self.held else ""
-        return f"seed {self.seed}: {verdict}; {self.seconds:.0f} s, killed {self.kills}{told}"
+        return f"seed {self.seed}: {verdict}; {self.seconds:.0f} s, killed {self.kills}"
 
     @property
     def victims(self) -> Counter[str]:
@@ -106,49 +93,23 @@ async def _survive(opened: Stack, folder: Path, backend: str, outcome: Outcome) 
     executions = folder / f"{run.id}.executions"
     executions.touch()
     fields = tiny_task.BACKENDS[backend]
-    config = tiny_task.config(Path(run.store), ROWS, executions, on_fatal="hold", **fields)
+    config = tiny_task.config(Path(run.store), ROWS, executions, **fields)
     handle = await opened.client.start_workflow(
         TrainRun.run, args=[config], id=run.id, task_queue=ORCHESTRATOR_QUEUE
     )
     killing = asyncio.create_task(_kill(opened, outcome))
-    holding = asyncio.create_task(_tell_to_go_on(handle, outcome))
-    ending = asyncio.create_task(result_of(handle, PATIENCE))
     try:
-        await asyncio.wait([ending, holding], return_when=asyncio.FIRST_COMPLETED)
-        if holding.done():
-            holding.result()
-        await ending
+        await result_of(handle, PATIENCE)
         if killing.done():
             killing.result()
-    except (TimeoutError, AuditError) as error:
+    except TimeoutError:
         with contextlib.suppress(RPCError):
             await handle.terminate("given up")
-        raise AuditError(str(error) or f"not finished after {PATIENCE:.0f} s") from None
+        raise AuditError(f"not finished after {PATIENCE:.0f} s") from None
     finally:
-        for task in (killing, holding, ending):
-            task.cancel()
+        killing.cancel()
     await opened.answers()
     await audit(run, opened, executions, known=known)
-
-
-async def _tell_to_go_on(handle: WorkflowHandle[Any, RunResult], outcome: Outcome) -> None:
-    """Resume the run whenever it is held because a step has lost its trainer so often.
-
-    Raises:
-        AuditError: it is held for something else, or for fewer deaths than that.
-    """
-    by_design = f" lost its trainer {MAX_LOSSES} times"
-    while True:
-        await asyncio.sleep(0.5)
-        with contextlib.suppress(*UNREACHABLE):
-            status = await handle.query(TrainRun.status)
-            if status.phase != "held":
-                continue
-            deaths = sum(outcome.victims[kind] for kind in COST_A_TRAINER)
-            if by_design not in str(status.error) or deaths < MAX_LOSSES * (outcome.held + 1):
-                raise AuditError(f"held after {outcome.kills}: {status.error}")
-            await handle.execute_update("resume")
-            outcome.held += 1
 
 
 async def _kill(opened: Stack, outcome: Outcome) -> None:
@@ -182,7 +143,6 @@ async def measure(runs: int, seed: int, backend: str) -> tuple[dict[str, object]
         "passed": runs - len(failed),
         "failed_seeds": failed,
         "kills": dict(kills),
-        "told_to_go_on": sum(outcome.held for outcome in outcomes),
         "seconds": round(time.monotonic() - started),
     }
     return summary, not failed

@@ -291,7 +291,11 @@ class RunConfig(BaseModel):
     evaluation_timeout: _Seconds = 3600.0
 
     # Failure
-    on_fatal: Literal["fail", "hold"] = "fail"
+    on_fatal: Literal["auto", "fail", "hold"] = Field(
+        default="auto",
+        description="What a fatal error does to the run. auto: one of the run's own code, data or "
+        "configuration ends it, one of the training service holds it until a person resumes it.",
+    )
     require_update: bool = Field(
         default=False, description="A step without any training signal is an error."
     )

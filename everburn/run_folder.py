@@ -12,6 +12,7 @@ from everburn.refs import CONFIG_KEY, RunRef
 from everburn.store import ArtifactStore
 
 OWNER_KEY = "owner.json"
+SERVER_KEY = "server.json"
 ORIGIN_KEY = "origin.json"
 
 
@@ -27,6 +28,15 @@ class Owner(BaseModel):
 
     chain: str
     life: int = 0
+
+
+class ServerAddress(BaseModel):
+    """The Temporal server of the run's present life, as its orchestrator worker reaches it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str
+    namespace: str
 
 
 class Origin(BaseModel):
@@ -80,6 +90,16 @@ def find_owner(store: ArtifactStore) -> Owner | None:
 def run_owner(store: ArtifactStore) -> Owner:
     """The owner of a folder that a run has. Raises FileNotFoundError."""
     return Owner.model_validate(store.get_json(OWNER_KEY))
+
+
+def record_server(store: ArtifactStore, server: ServerAddress) -> None:
+    store.put_json(SERVER_KEY, server.model_dump())
+
+
+def find_server(store: ArtifactStore) -> ServerAddress | None:
+    """The server that knows whether the run has ended; None where the folder doesn't say."""
+    found = store.find_json(SERVER_KEY)
+    return None if found is None else ServerAddress.model_validate(found)
 
 
 def find_origin(store: ArtifactStore) -> Origin | None:

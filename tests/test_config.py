@@ -67,7 +67,7 @@ def problems(**fields: Any) -> list[str]:
         ("collect_full_batch", False),
         ("rollout_timeout", 3600.0),
         ("evaluation_timeout", 3600.0),
-        ("on_fatal", "fail"),
+        ("on_fatal", "auto"),
         ("require_update", False),
         ("on_any_rollout_failure", "drop"),
         # Beyond the recipe
@@ -91,7 +91,7 @@ def test_defaults_are_those_of_the_async_rl_recipe(field: str, default: object):
     [
         ("lr_scheduler", ["constant", "linear", "cosine"]),
         ("grad_accumulation_normalization", ["none", "num_loss_tokens", "num_sequences"]),
-        ("on_fatal", ["fail", "hold"]),
+        ("on_fatal", ["auto", "fail", "hold"]),
         ("on_any_rollout_failure", ["drop", "fail"]),
         ("completions_per_prompt", [2, 64]),
         ("loss", ["grpo", "cispo", "dro", "dapo", "gspo", "dppo", "reinforce"]),

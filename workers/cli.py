@@ -136,27 +136,36 @@ def resume(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
     ] = None,
+    ended: Annotated[
+        bool,
+        typer.Option(
+            "--ended", help="The run has ended, although neither its folder nor its server says so."
+        ),
+    ] = False,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Go on with a run that has ended: its weights, optimizer, rows and untrained groups.
+    """Continue a run that has ended: its weights, optimizer, rows and untrained groups.
 
-    One that hasn't goes on by itself where server and workers are up: then this stays with it.
+    A run that hasn't ended continues by itself while its server and workers are up: then this
+    command only follows it.
     """
     import time
 
     from workers.launch import Launch
     from workers.ports import PortWishes
-    from workers.resume import ended_run, goes_on, rebuilt_state
+    from workers.resume import ended_run, is_running, rebuilt_state
+    from workers.runs import require_ended
     from workers.server import Server
     from workers.signals import sigterm_interrupts
     from workers.stack import Stack
+    from workers.stack_folder import StackFolder
 
     found, file, checkpoint = ended_run(run, assignments or [], Path.cwd())
 
     def go_on(server: Server, stack: "Stack | None" = None) -> int:
         news = stack.news if stack is not None else list
-        if asyncio.run(goes_on(server, found, changes=bool(assignments))):
+        if asyncio.run(is_running(server, found, changes=bool(assignments), ended=ended)):
             say(f"run {found.id} hasn't ended: it goes on, and Ctrl-C asks it to stop")
             return stay_with(Launch(file, found.id, server, news, follows=True), stack)
         # Only now: until its end a run adds to its folder.
@@ -165,6 +174,9 @@ def resume(
 
     if address is not None:
         raise typer.Exit(go_on(Server(address, namespace)))
+    if not StackFolder(Path.cwd()).database.exists():
+        # No stack of this folder can have the run: it is refused before one is started.
+        asyncio.run(require_ended(found, None, ended=ended))
     with sigterm_interrupts(), Stack.attach(Path.cwd(), PortWishes(), say) as stack:
         code = go_on(Server.of_stack(stack.state), stack)
     raise typer.Exit(code)

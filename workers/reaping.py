@@ -17,15 +17,14 @@ from everburn.backends import (
     check_reachable,
 )
 from everburn.config import RunConfig
-from everburn.controls import ending_of
 from everburn.provisioning import find_resources
 from everburn.refs import RunRef
 from everburn.resources import Reaped, reap
 from everburn.store import ArtifactStore
 from workers import dotenv
-from workers.errors import BadInputError, UserError
+from workers.errors import UserError
 from workers.resume import known_run
-from workers.runs import look_up
+from workers.runs import require_ended
 from workers.server import Server
 from workers.stack_folder import StackFolder
 from workers.user_modules import imports_from
@@ -55,38 +54,17 @@ async def reap_run(
             they registered, and end it themselves; or, unless `ended`, nothing tells whether it is.
     """
     run, config = known_run(name, folder)
-    await _require_ended(run, address, namespace, folder, ended)
+    try:
+        server: Server | None = Server.find(address, namespace, folder)
+    except UserError:
+        server = None
+    await require_ended(run, server, ended=ended)
     # The keys and the modules that its workers had.
     dotenv.load(folder)
     with imports_from(folder):
         reaped = await reap(ArtifactStore.of(run))
     provisions, problem = await asyncio.to_thread(_give_back, run, config, folder)
     return Cleaned(run, reaped, provisions, problem)
-
-
-async def _require_ended(
-    run: RunRef, address: str | None, namespace: str, folder: Path, ended: bool
-) -> None:
-    known, why, at = None, "", ""
-    try:
-        server = Server.find(address, namespace, folder)
-        at = server.everburn_options
-        known = await look_up(server, run)
-        why = f"the Temporal server at {server.address} doesn't know it: name its own by --address"
-    except UserError as error:
-        why = str(error)
-    if known is not None and known.open:
-        raise BadInputError(
-            f"run {run.id} is running: its completions end what they made. Stop it first, with "
-            f"`everburn stop {run.id}{at}`"
-        )
-    said = ended or (known is not None and known.own)
-    if not said and ending_of(ArtifactStore.of(run)) is None:
-        raise BadInputError(
-            f"run {run.id} may be running, and use what it made: its folder doesn't say that it "
-            f"has ended, and {why}. If you know that it has ended, or that nothing will ever go "
-            "on with it, add --ended"
-        )
 
 
 def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from everburn.scheduling.queue import QueuedGroup
 from everburn.store import ArtifactStore
 from workers.errors import BadInputError
 from workers.run_file import RunFile, assign, find_run_folder
-from workers.runs import look_up
+from workers.runs import look_up, require_ended
 from workers.server import Server
 from workflows.recovery import remember
 from workflows.state import CheckpointAt, RunState
@@ -56,17 +56,20 @@ def ended_run(
     return run, RunFile(run.id, config.model_dump(mode="json"), config), wanted
 
 
-async def goes_on(server: Server, run: RunRef, changes: bool) -> bool:
-    """Whether a run hasn't ended: it goes on by itself wherever its server and workers are up.
+async def is_running(server: Server, run: RunRef, *, changes: bool, ended: bool) -> bool:
+    """Whether a run is open on the server: it continues by itself while server and workers are up.
+    False only where it is known that the run has ended.
 
-    changes: whether it is to be resumed with any.
+    changes: whether it is to be resumed with any. ended: the person knows that it has ended.
 
     Raises:
-        BadInputError: it hasn't, so that it can't be changed so; or another run of its id goes on.
+        BadInputError: it can't be changed while it runs; another run of its id is open; or nothing
+            says that it has ended.
         UserError: the server can't be asked.
     """
     known = await look_up(server, run)
     if known is None or not known.open:
+        await require_ended(run, server, ended=ended)
         return False
     at = server.everburn_options
     if not known.own:

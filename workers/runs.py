@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from everburn.controls import ending_of
 from everburn.refs import RunRef
-from everburn.run_folder import find_owner
+from everburn.run_folder import find_owner, find_server
 from everburn.store import ArtifactStore
 from workers.errors import BadInputError, UserError
 from workers.server import Server
@@ -142,6 +143,49 @@ async def look_up(server: Server, run: RunRef) -> Known | None:
         open=found.status == WorkflowExecutionStatus.RUNNING,
         own=owner is not None and owner.chain == chain,
     )
+
+
+async def require_ended(run: RunRef, server: Server | None, *, ended: bool) -> None:
+    """Return if it is known that a run has ended: its folder says so, the server that it ran on
+    does, or the person (`ended`). A server that doesn't know the run proves nothing.
+
+    server: asked first; the one that the folder names is asked where the folder leaves it open.
+
+    Raises:
+        BadInputError: it is running, or nothing says that it isn't.
+    """
+    store = ArtifactStore.of(run)
+    says_so = ended or await asyncio.to_thread(ending_of, store) is not None
+    servers = [] if server is None else [server]
+    recorded = await asyncio.to_thread(find_server, store)
+    if recorded is not None and not says_so:
+        its_own = Server(recorded.address, recorded.namespace)
+        if server is None or (server.address, server.namespace) != (
+            its_own.address,
+            its_own.namespace,
+        ):
+            servers.append(its_own)
+    reasons = [] if server is not None else ["no local stack runs in this folder"]
+    for each in servers:
+        try:
+            known = await look_up(each, run)
+        except UserError as error:
+            reasons.append(str(error))
+            continue
+        if known is not None and known.open:
+            raise BadInputError(
+                f"run {run.id} is running at {each.address}. Stop it first, with "
+                f"`everburn stop {run.id}{each.everburn_options}`"
+            )
+        if known is not None and known.own:
+            return
+        reasons.append(f"the Temporal server at {each.address} doesn't know it")
+    if not says_so:
+        raise BadInputError(
+            f"run {run.id} may be running: its folder doesn't say that it has ended, and "
+            f"{'; '.join(reasons)}. Name its server with --address, or, "
+            "if you know that it has ended and that nothing will ever continue it, add --ended"
+        )
 
 
 async def run_status(server: Server, client: "Client", run: Run) -> Status:

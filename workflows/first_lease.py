@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.trainer import TrainerActivities
     from workflows.optimizer_step import save_checkpoint
     from workflows.producer import Producer
-    from workflows.recovery import MAX_LOSSES, Recovery, backoff, remember
+    from workflows.recovery import Recovery, backoff, remember
     from workflows.settings import Settings
     from workflows.state import CheckpointAt, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
@@ -41,10 +41,11 @@ class FirstLease:
         """A session, its initial state saved, its policy published: a place to come back to.
 
         Raises:
-            LeaseLostError: no session was to be had, or it was lost again and again.
+            LeaseLostError: no session was available.
+            ApplicationError: the service ends each session, and the run doesn't hold.
         """
         state = self.state
-        attempts = losses = 0
+        attempts = 0
         deadline = workflow.time() + START_PATIENCE
         while True:
             try:
@@ -58,6 +59,7 @@ class FirstLease:
                 remember(state, CheckpointAt(step=0, path=saved.path))
                 return
             except LeaseLostError as loss:
+                self.recovery.count(loss)
                 await self.trainer.abandon(loss)
                 if self.recovery.takes_for_fatal(loss):
                     await self.producer.settle_fatal()
@@ -68,8 +70,12 @@ class FirstLease:
                     state.enter(f"waiting for {WAITS_FOR[loss.kind]}", f"a trainer session: {loss}")
                     await workflow.sleep(backoff(attempts))
                     attempts += 1
-                elif state.grant is None or (losses := losses + 1) == MAX_LOSSES:
+                elif state.grant is None:
                     raise
+                elif self.recovery.suspects_step(loss):
+                    await self.producer.settle_fatal()
+                else:
+                    await self.recovery.pause()
 
     async def _load_origin(self) -> None:
         """What the run's configuration starts from, where that isn't the base model."""

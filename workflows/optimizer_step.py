@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import TRAINER_STATE_LOST, message_of
+    from activities.failure_types import TRAINER_FAILED, message_of
     from activities.messages import (
         CommitStep,
         OptimStep,
@@ -37,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import Recorder
     from workflows.recovery import remember
     from workflows.settings import Settings
-    from workflows.state import CheckpointAt, RunState, Sent
+    from workflows.state import CheckpointAt, LeaseFailures, RunState, Sent
     from workflows.trainer_session import LeaseLostError, TrainerSession, look_at_outcome
 
 LONG_STEP = 6_000
@@ -273,7 +273,7 @@ class OptimizerStep:
             )
         except ActivityError as error:
             # Every backward succeeded, so a trainer that refuses has lost its gradients.
-            raise LeaseLostError(message_of(error), TRAINER_STATE_LOST) from error
+            raise LeaseLostError(message_of(error), TRAINER_FAILED) from error
         self._busy.append((started, workflow.time()))
         return result
 
@@ -414,7 +414,8 @@ class OptimizerStep:
         state.save_seconds.clear()
         state.sent = Sent()
         state.step += 1
-        state.losses = state.attempts = state.attempted_under = 0
+        state.lease_failures = LeaseFailures()
+        state.attempts = state.attempted_under = 0
         state.progressed(workflow.time())
         if checkpoint is not None:
             remember(state, CheckpointAt(step=state.step, path=checkpoint))

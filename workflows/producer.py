@@ -153,15 +153,17 @@ class Producer:
     @property
     def fails(self) -> bool:
         """Whether a fatal error ends the run, now or before the next batch; any other holds it."""
-        fatal = self._state.fatal
-        return fatal is not None and not fatal.holds and self._settings.config.on_fatal == "fail"
+        fatal, on_fatal = self._state.fatal, self._settings.config.on_fatal
+        if fatal is None or fatal.holds or on_fatal == "hold":
+            return False
+        return on_fatal == "fail" or not fatal.infrastructure
 
     async def settle_fatal(self) -> bool:
         """Between batches, or before the open one is sealed: act on a fatal error.
 
-        With `on_fatal = "fail"` it ends the run; with "hold", or where nothing is wrong with the
-        run itself, the run waits, keeping what it has, until a person resumes it, skips the row or
-        stops it. Returns whether it was stopped, with what was wrong still being so.
+        Where `fails` doesn't end the run, it waits, keeping what it has, until a person resumes
+        it, skips the row or stops it. Returns whether it was stopped, with what was wrong still
+        being so.
 
         Raises:
             ApplicationError

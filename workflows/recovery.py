@@ -18,6 +18,7 @@ with workflow.unsafe.imports_passed_through():
         NO_RESOURCES,
         QUOTA,
         REJECTED,
+        TRAINER_FAILED,
         TRAINER_STATE_LOST,
         UNFIT,
         message_of,
@@ -28,11 +29,17 @@ with workflow.unsafe.imports_passed_through():
     from workflows.evaluations import Evaluations
     from workflows.producer import Producer
     from workflows.settings import Settings
-    from workflows.state import CheckpointAt, Fatal, RunState
+    from workflows.state import CheckpointAt, Fatal, LeaseFailures, RunState
     from workflows.trainer_session import LeaseLostError, TrainerSession
 
-MAX_LOSSES = 3
-"""Losses at one step, after which the step itself is suspected: a datum may be the killer."""
+SAME_ANSWERS = 3
+"""Leases in a row on which the service answered with the same failure, after which the step itself
+is suspected: a datum may be the cause."""
+INTERRUPTED = 10
+"""Leases in a row that failed with an operation of one step in flight, after which the step is
+suspected. Deaths of workers and servers come in series, so that is many."""
+PAUSES = (0, 0, 1, 2, 5, 10, 20, 40, 60)
+"""Seconds before the next lease, by how many in a row have failed."""
 NO_CHECKPOINT = "NoCheckpoint"
 STOP_PATIENCE = 120.0
 """Seconds that a run which is stopped waits for a session to save and evaluate with. Without one
@@ -71,7 +78,7 @@ class Recovery:
             ApplicationError: it can't be restored, and the run doesn't hold.
         """
         started = workflow.time()
-        self._state.losses += 1
+        self.count(loss)
         restored = await self.restore(loss)
         self._state.recovery_seconds += workflow.time() - started
         return restored and not await self._producer.settle_fatal()
@@ -99,10 +106,11 @@ class Recovery:
         attempts = 0
         await self._trainer.abandon(loss)
         while not self._unwanted():
-            if self._suspects_step(loss) or self.takes_for_fatal(loss):
+            if self.suspects_step(loss) or self.takes_for_fatal(loss):
                 return "suspected"
             state.phase = f"recovering from a lost lease ({loss})"
             try:
+                await self.pause()
                 await self._restore()
                 return "restored"
             except LeaseLostError as error:
@@ -115,9 +123,25 @@ class Recovery:
                     await self._pause(backoff(attempts))
                     attempts += 1
                 else:
-                    state.losses += 1
+                    self.count(loss, recovering=True)
         self._note_left_out()
         return "unwanted"
+
+    def count(self, loss: LeaseLostError, *, recovering: bool = False) -> None:
+        """Count a failed lease. One that failed while no operation was in flight, and the run only
+        collected, paused or evaluated, counts for nothing."""
+        answer = str(loss) if loss.kind in (TRAINER_FAILED, NO_CHECKPOINT) else None
+        in_flight = self._trainer.interrupted
+        if recovering or in_flight or answer is not None:
+            self._state.lease_failures.count(answer, in_flight=in_flight)
+
+    async def pause(self) -> None:
+        """Wait before the next lease, the longer the more have failed in a row."""
+        failed = self._state.lease_failures.in_a_row
+        seconds = PAUSES[min(failed, len(PAUSES) - 1)]
+        if seconds:
+            self._state.waiting_for = f"a pause of {seconds} s: {failed} leases in a row failed"
+            await self._pause(seconds)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -155,25 +179,35 @@ class Recovery:
         await workflow.sleep(STOP_PATIENCE, summary="stopped, and no session to save in")
         self._impatient = True
 
-    def _suspects_step(self, loss: LeaseLostError) -> bool:
-        """Make it the run's fatal error that its trainer is lost again and again; whether it has
-        been, by now. After a resume counting begins anew."""
+    def suspects_step(self, loss: LeaseLostError) -> bool:
+        """Whether the step is suspected of ending its leases; that is the run's fatal error then.
+        After a resume counting starts at zero."""
         state = self._state
-        if state.losses < MAX_LOSSES:
+        failures = state.lease_failures
+        if failures.answered < SAME_ANSWERS and failures.interrupted < INTERRUPTED:
             return False
-        groups = group_ranges([group.key for group in state.queue.batch])
         if loss.kind == NO_CHECKPOINT:
-            # It never came to the step.
-            fatal = Fatal(error=f"{loss}: see the run's notes", error_type=NO_CHECKPOINT)
+            # The leases ended before they reached the step.
+            error, error_type = f"{loss}: see the run's notes", NO_CHECKPOINT
         else:
-            fatal = Fatal(
-                error=f"step {state.step + 1} lost its trainer {state.losses} times; its rows are "
-                f"{groups or 'not yet complete'}; the last loss: {loss}",
-                error_type="StepKillsTrainer",
+            how = (
+                f"on {SAME_ANSWERS} leases in a row the service answered with the same failure"
+                if failures.answered >= SAME_ANSWERS
+                else f"{INTERRUPTED} leases in a row failed while its requests were in flight"
             )
-        state.fatal = state.fatal or fatal
-        state.losses = 0
+            error, error_type = f"{self._suspect()}: {how}; the last: {loss}", "StepKillsTrainer"
+        state.fatal = state.fatal or Fatal(error=error, error_type=error_type, infrastructure=True)
+        state.lease_failures = LeaseFailures()
         return True
+
+    def _suspect(self) -> str:
+        state = self._state
+        if not state.checkpoints:
+            return "saving the initial state"
+        if not state.queue.batch:
+            return f"what follows step {state.step}"
+        rows = group_ranges([group.key for group in state.queue.batch])
+        return f"step {state.step + 1} (rows {rows})"
 
     def takes_for_fatal(self, loss: LeaseLostError) -> bool:
         """Make a loss the run's fatal error where no other lease is to be had before a person has
@@ -207,6 +241,7 @@ class Recovery:
             TrainerActivities.replay_step,
             ReplayStep(lease=self._trainer.ref, step=step),
             f"replay step {step}",
+            counts=False,
         )
         self._state.redone_steps += 1
         self._state.progressed(workflow.time())
@@ -221,7 +256,10 @@ class Recovery:
             )
             try:
                 await self._trainer.run(
-                    TrainerActivities.load_checkpoint, order, f"load {checkpoint.path}"
+                    TrainerActivities.load_checkpoint,
+                    order,
+                    f"load {checkpoint.path}",
+                    counts=False,
                 )
                 state.progressed(workflow.time())
                 return checkpoint.step
@@ -242,6 +280,7 @@ class Recovery:
             TrainerActivities.publish,
             Publish(lease=self._trainer.ref, version=version, current=current),
             f"publish policy v{version} again{why}",
+            counts=False,
         )
         self._state.progressed(workflow.time())
         return published

@@ -5,6 +5,7 @@ older state up to date, and where it can't read one the run fails and says so: i
 from its folder.
 """
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -22,11 +23,13 @@ from everburn.scheduling.gauges import Gauges
 from everburn.scheduling.queue import GroupQueue
 from workflows.messages import LeaseEnded, Recovered, RolloutsFailed
 
-STATE_SCHEMA = 3
+STATE_SCHEMA = 4
 """Grows with every change after which an older state can't be read as it is."""
 MAX_NOTES = 10
 MAX_NOTE = 300
 MAX_SAVES = 10
+_NUMBERED = re.compile(r"\w*\d\w*")
+"""Words with a digit: the ids of sessions and requests, steps, lease epochs."""
 NO_PROGRESS = 300.0
 """Seconds without any progress after which the run says so."""
 
@@ -48,7 +51,17 @@ def _from_2(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
+def _from_3(state: dict[str, Any]) -> dict[str, Any]:
+    """Every lease failure counted against the step, whatever caused it."""
+    state.pop("losses", None)
+    return state
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: _from_1,
+    2: _from_2,
+    3: _from_3,
+}
 """From each older schema to the one after it."""
 
 
@@ -110,6 +123,32 @@ class Counters(BaseModel):
     incomplete_group_retries: int = 0
 
 
+class LeaseFailures(BaseModel):
+    """Leases that failed one after the other since the last committed step, or since a person
+    resumed the run. Leases that failed while the run only collected, paused or evaluated don't
+    count."""
+
+    in_a_row: int = 0
+    """With an operation in flight, or during a recovery: recoveries back off by it."""
+    interrupted: int = 0
+    """With an operation of the step in flight."""
+    answered: int = 0
+    """In a row, because the service answered with the same failure."""
+    answer: str = ""
+    """That failure, without what differs between leases."""
+
+    def count(self, answer: str | None, *, in_flight: bool) -> None:
+        """Count a failed lease. answer: the failure that the service answered with, if it did."""
+        self.in_a_row += 1
+        self.interrupted += in_flight
+        if answer is not None:
+            answer = _NUMBERED.sub("#", answer)
+            self.answered = self.answered + 1 if answer == self.answer else 1
+            self.answer = answer
+        elif in_flight:
+            self.answered, self.answer = 0, ""
+
+
 class Fatal(BaseModel):
     """What ends the run; `group` if a rollout was the cause."""
 
@@ -118,6 +157,8 @@ class Fatal(BaseModel):
     group: GroupKey | None = None
     rollouts: RolloutsFailed | None = None
     """Where the cause is one of them, or an evaluation's."""
+    infrastructure: bool = False
+    """Whether the service is the cause: only `on_fatal = "fail"` lets it end the run."""
     holds: bool = False
     """Whether it holds the run whatever on_fatal says: nothing is wrong with the run itself."""
 
@@ -193,8 +234,7 @@ class RunState(BaseModel):
     grant: LeaseGrant | None = None
     lease_end: LeaseEnded | None = None
     """How the current lease ended, once it has."""
-    losses: int = 0
-    """Of the lease, since the last committed step, or since a person resumed the run."""
+    lease_failures: LeaseFailures = Field(default_factory=LeaseFailures)
     attempts: int = 0
     """Leases under which the next step was begun."""
     attempted_under: int = 0

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import LEASE_CLOSED, TRAINER_STATE_LOST
+    from activities.failure_types import LEASE_CLOSED, TRAINER_FAILED, TRAINER_STATE_LOST
     from activities.messages import LeaseRef
     from activities.trainer import LEASE_SLOTS
     from everburn.config import RunConfig
@@ -57,6 +57,10 @@ class TrainerSession:
         self._slots = asyncio.Semaphore(LEASE_SLOTS // 2)
         self._unborn = False
         """Whether the server hasn't started the current lease's workflow yet."""
+        self._in_flight = 0
+        """Operations on the current lease that count against their step and have no answer yet."""
+        self._interrupted = False
+        """Whether the current lease failed while one was in flight."""
 
     @property
     def ref(self) -> LeaseRef:
@@ -78,6 +82,7 @@ class TrainerSession:
         state.epoch += 1
         state.grant, state.lease_end = None, None
         self._unborn = True
+        self._interrupted = False
         try:
             child = await workflow.start_child_workflow(
                 TrainerLease.run,
@@ -141,8 +146,22 @@ class TrainerSession:
                 end.error or "the lease ended", end.error_type or TRAINER_STATE_LOST
             )
 
-    async def run(self, activity: Callable[[Any, Any], Any], order: Any, summary: str) -> Any:
+    @property
+    def interrupted(self) -> bool:
+        """Whether the current lease failed while an operation of the step was in flight."""
+        return self._interrupted or (self.lost and self._in_flight > 0)
+
+    async def run(
+        self,
+        activity: Callable[[Any, Any], Any],
+        order: Any,
+        summary: str,
+        *,
+        counts: bool = True,
+    ) -> Any:
         """Execute a mutation on the holder, once.
+
+        counts: whether a lease that fails over it makes the step suspect; false in a recovery.
 
         Raises:
             LeaseLostError: the lease ended, or the mutation's outcome is in doubt, for the trainer
@@ -170,8 +189,13 @@ class TrainerSession:
                     summary=summary,
                 )
             )
-            await workflow.wait_condition(lambda: mutation.done() or self.lost)
+            self._in_flight += counts
+            try:
+                await workflow.wait_condition(lambda: mutation.done() or self.lost)
+            finally:
+                self._in_flight -= counts
         if not mutation.done():
+            self._interrupt(grant.epoch, counts)
             mutation.add_done_callback(look_at_outcome)
             mutation.cancel()
             self.check()
@@ -180,7 +204,12 @@ class TrainerSession:
         except ActivityError as error:
             if _is_refused(error.cause):
                 raise
+            self._interrupt(grant.epoch, counts and not _never_started(error.cause))
             raise _lost_by(error.cause) from error
+
+    def _interrupt(self, epoch: int, in_flight: bool) -> None:
+        if epoch == self._state.epoch:
+            self._interrupted = self._interrupted or in_flight
 
     async def release(self) -> None:
         """Give the session back; waits until it is, but not for ever."""
@@ -224,15 +253,20 @@ def _provisioning(config: RunConfig) -> ProvisioningWait | None:
 
 def _is_refused(cause: BaseException | None) -> bool:
     """Whether a mutation failed with nothing in doubt."""
-    ended = {TRAINER_STATE_LOST, *LEASE_CLOSED}
+    ended = {TRAINER_STATE_LOST, TRAINER_FAILED, *LEASE_CLOSED}
     return isinstance(cause, ApplicationError) and cause.type not in ended
+
+
+def _never_started(cause: BaseException | None) -> bool:
+    """Whether no worker took the mutation up before its timeout."""
+    return isinstance(cause, TimeoutError) and cause.type == TimeoutType.SCHEDULE_TO_START
 
 
 def _lost_by(cause: BaseException | None) -> LeaseLostError:
     """What any other failure of a mutation means: the session's state is lost or in doubt."""
     if isinstance(cause, TimeoutError):
         return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
-    if isinstance(cause, ApplicationError) and cause.type in LEASE_CLOSED:
+    if isinstance(cause, ApplicationError) and cause.type in {TRAINER_FAILED, *LEASE_CLOSED}:
         return LeaseLostError(cause.message, str(cause.type))
     return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
 

@@ -38,6 +38,11 @@ class TrainerStateLostError(TrainerError):
     """The session is gone, or an operation may or may not have been applied. The lease ends."""
 
 
+class TrainerFailedError(TrainerStateLostError):
+    """The service answered an operation with a failure of its own, or with numbers that are not
+    finite. The lease ends; on another lease the same operation is likely to fail again."""
+
+
 class TrainerRejectedError(TrainerError):
     """The trainer refused a request as invalid; its state is untouched. The same request would be
     refused again."""

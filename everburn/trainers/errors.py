@@ -22,10 +22,12 @@ from everburn.trainers import (
     QuotaExceededError,
     TrainerCapacityError,
     TrainerError,
+    TrainerFailedError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
 )
+from everburn.trainers.resends import NOT_REPEATED
 
 QUOTA_PATIENCE = 60
 """Seconds that a call is allowed to wait for a quota, which the SDK would do for an hour."""
@@ -66,6 +68,8 @@ _SDK_DETAILS = " for self.request_id="
 _CAPACITY = re.compile(r"capacity|resource_exhausted|concurrent[- ]run|quota slot", re.IGNORECASE)
 _NOT_NOW = (408, 425)
 """Of the 4xx: a timeout, and a deployment that loads or has no replica yet."""
+_UNANSWERED = (*_NOT_NOW, NOT_REPEATED)
+"""Of the 4xx: those that say nothing about the operation itself."""
 _MALFORMED = frozenset({"JSONDecodeError", "UnicodeDecodeError", "ValidationError", "KeyError"})
 
 RULES = (
@@ -186,6 +190,15 @@ RULES = (
         TrainerStateLostError,
         lambda signs: bool(signs.types & _MALFORMED),
         "the answer can't be read; whether the request was applied isn't known",
+    ),
+    Rule(
+        "operation failed by the service",
+        "replace",
+        TrainerFailedError,
+        lambda signs: (
+            "RequestFailedError" in signs.types
+            or (signs.status in range(400, 500) and signs.status not in _UNANSWERED)
+        ),
     ),
     Rule(
         "anything else",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from everburn.backends import api_key, api_root
 from everburn.config import RunConfig
 from everburn.failures import status_of
-from everburn.trainers import TrainerError, TrainerStateLostError
+from everburn.trainers import TrainerError, TrainerFailedError, TrainerStateLostError
 from everburn.trainers.errors import describe, translated
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Hotloader:
                 if found.ready and found.identity == identity:
                     return
                 if found.stage == "error" and found.target == identity:
-                    raise TrainerStateLostError(
+                    raise TrainerFailedError(
                         f"deployment {self.deployment_id} couldn't load {identity}: "
                         f"{found.error or 'stage error, without a reason'}"
                     )

@@ -374,7 +374,7 @@ async def test_replicas_that_load_slowly_and_one_by_one_are_waited_for(
 async def test_a_publication_that_fails_each_time_ends_the_run_in_the_servers_words(
     service: Service, tmp_path: Path
 ) -> None:
-    run = await service.start(tmp_path, **LORA | {"rows": 16})
+    run = await service.start(tmp_path, on_fatal="fail", **LORA | {"rows": 16})
     await run.until_step(1)
     service.emulator.plan_fault("hot_load", "hotload_error", count=10)
     failure = await run.failure()

@@ -39,7 +39,7 @@ class ScriptedTrainer:
     """What samplers answer as log-probability of every token; the trainer's own is -1."""
     _gates: dict[str, Gate] = field(default_factory=dict)
     _errors: dict[str, Exception] = field(default_factory=dict)
-    _failing: dict[str, tuple[int, Exception]] = field(default_factory=dict)
+    _failing: list[tuple[str, int, Exception]] = field(default_factory=list)
     _poisoned: set[str] = field(default_factory=set)
 
     def hold(self, call: str) -> Gate:
@@ -52,7 +52,7 @@ class ScriptedTrainer:
 
     def fail_once(self, call: str, error: Exception, *, after: int = 0) -> None:
         """The call that begins like this fails, once, after so many have succeeded."""
-        self._failing[call] = (after, error)
+        self._failing.append((call, after, error))
 
     def poison(self, call: str) -> None:
         """What such calls report isn't finite, until the trainer is mended."""
@@ -141,9 +141,10 @@ class ScriptedTrainer:
         for begin, error in self._errors.items():
             if call.startswith(begin):
                 raise error
-        for begin, (after, error) in list(self._failing.items()):
+        for planned in self._failing:
+            begin, after, error = planned
             if call.startswith(begin) and self.count(begin) > after:
-                del self._failing[begin]
+                self._failing.remove(planned)
                 raise error
         self.finished.append(call)
         return result

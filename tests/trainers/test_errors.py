@@ -14,6 +14,7 @@ from everburn.trainers import (
     QuotaExceededError,
     TrainerCapacityError,
     TrainerError,
+    TrainerFailedError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
@@ -87,8 +88,8 @@ async def test_a_session_that_goes_while_it_is_opened_is_asked_for_again(
         ("optim_step", 410, TrainerStateLostError, "injected fault"),
         ("retrieve_future", 404, TrainerStateLostError, "404"),
         ("retrieve_future", 410, TrainerStateLostError, "expired"),
-        ("retrieve_future", 409, TrainerStateLostError, "409"),
-        ("optim_step", 400, TrainerStateLostError, "injected fault"),
+        ("retrieve_future", 409, TrainerFailedError, "409"),
+        ("optim_step", 400, TrainerFailedError, "injected fault"),
     ],
 )
 async def test_working(

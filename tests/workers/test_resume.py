@@ -9,10 +9,17 @@ from temporalio.client import Client
 
 from everburn.checkpoints import Checkpoint, record_checkpoint
 from everburn.config import parse_config
+from everburn.controls import Control, record_control
 from everburn.learning.group import keep_group, skip_group
 from everburn.ledger import commit
 from everburn.refs import GroupKey, RunRef, StoredRef, group_key
-from everburn.run_folder import Owner, create_run_folder, stored_config
+from everburn.run_folder import (
+    Owner,
+    ServerAddress,
+    create_run_folder,
+    record_server,
+    stored_config,
+)
 from everburn.store import ArtifactStore
 from support.command_line import Everburn, free_ports, wait_until
 from support.records import a_group, a_member, an_entry
@@ -20,7 +27,8 @@ from support.script import spread
 from support.scripted_run import scripted_run
 from support.sums import write_sums
 from workers.errors import BadInputError
-from workers.resume import goes_on, rebuilt_state
+from workers.resume import is_running, rebuilt_state
+from workers.runs import require_ended
 from workers.server import Server
 from workflows.train_run import TrainRun
 
@@ -190,14 +198,16 @@ async def test_only_the_run_of_the_folder_is_stayed_with(
     at = f" --address {temporal_server}"
     client = await Client.connect(temporal_server)
     run = RunRef(store=str(tmp_path / "runs"), id=f"resumed-{uuid.uuid4().hex[:8]}")
-    assert not await goes_on(server, run, changes=True)
+    with pytest.raises(BadInputError, match=f"server at {temporal_server} doesn't know it"):
+        await is_running(server, run, changes=True, ended=False)
+    assert not await is_running(server, run, changes=True, ended=True)
 
     handle = await client.start_workflow(TrainRun.run, {}, id=run.id, task_queue="of-nobody")
     assert handle.first_execution_run_id is not None
     create_run_folder(run, config, Owner(chain=handle.first_execution_run_id))
-    assert await goes_on(server, run, changes=False)
+    assert await is_running(server, run, changes=False, ended=False)
     with pytest.raises(BadInputError, match="hasn't ended, and goes on by itself") as refusal:
-        await goes_on(server, run, changes=True)
+        await is_running(server, run, changes=True, ended=True)
     assert f"--name reconfigure {server.options} --input" in str(refusal.value)
     assert f"`everburn stop {run.id}{at}`" in str(refusal.value)
 
@@ -206,8 +216,57 @@ async def test_only_the_run_of_the_folder_is_stayed_with(
     with pytest.raises(
         BadInputError, match=f"{other.folder} knows nothing of it so far.*{run.id}{at}`"
     ):
-        await goes_on(server, other, changes=False)
+        await is_running(server, other, changes=False, ended=False)
 
     await handle.terminate()
-    for each in (run, other):
-        assert not await goes_on(server, each, changes=True)
+    assert not await is_running(server, run, changes=True, ended=False)
+    with pytest.raises(BadInputError, match="may be running: its folder doesn't say"):
+        await is_running(server, other, changes=True, ended=False)
+
+
+async def test_the_server_that_the_folder_names_says_whether_a_run_has_ended(
+    tmp_path: Path, temporal_server: str, dead_url: str
+) -> None:
+    """A person may name no server, or another one."""
+    write_sums(tmp_path, 4)
+    config = parse_config(json.loads((tmp_path / "run.json").read_text()))
+    client = await Client.connect(temporal_server)
+    run = RunRef(store=str(tmp_path / "runs"), id=f"resumed-{uuid.uuid4().hex[:8]}")
+    handle = await client.start_workflow(TrainRun.run, {}, id=run.id, task_queue="of-nobody")
+    assert handle.first_execution_run_id is not None
+    create_run_folder(run, config, Owner(chain=handle.first_execution_run_id))
+    store = ArtifactStore.of(run)
+    elsewhere = Server(dead_url.removeprefix("http://"))
+
+    with pytest.raises(BadInputError, match=r"may be running.*no local stack.*add --ended"):
+        await require_ended(run, None, ended=False)
+    record_server(store, ServerAddress(address=temporal_server, namespace="default"))
+    for asked in (None, elsewhere):
+        with pytest.raises(BadInputError, match=f"is running at {temporal_server}. Stop it first"):
+            await require_ended(run, asked, ended=False)
+    await handle.terminate()
+    for asked in (None, elsewhere):
+        await require_ended(run, asked, ended=False)
+    record_server(store, ServerAddress(address=elsewhere.address, namespace="default"))
+    with pytest.raises(BadInputError, match=f"Temporal doesn't answer at {elsewhere.address}"):
+        await require_ended(run, None, ended=False)
+    record_control(store, Control(at=0.0, what="stopped", ending="stopped"))
+    await require_ended(run, None, ended=False)
+
+
+def test_a_run_that_is_live_is_not_resumed_from_another_folder(
+    shared_stack: Everburn, tmp_path: Path
+) -> None:
+    write_sums(shared_stack.folder, 400, "live.json")
+    live = shared_stack.start("run", "live.json", "--id", "live")
+    folder = shared_stack.folder / "runs" / "live"
+    wait_until(lambda: (folder / "ledger/000001.json").exists(), "the first step")
+
+    refused = Everburn(tmp_path)("resume", str(folder))
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "run live is running at 127.0.0.1:" in refused.stderr
+    assert not (tmp_path / ".everburn").exists(), "no stack was started for it"
+
+    live.terminate()
+    assert live.wait(timeout=120) == 0, shared_stack.output
+    assert json.loads((folder / "owner.json").read_text())["life"] == 0

@@ -19,6 +19,7 @@ from everburn.trainers import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerCapacityError,
+    TrainerFailedError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
@@ -117,27 +118,101 @@ async def test_a_session_lost_at_a_checkpoint_leaves_its_step_published_once(sta
     assert run.trained == ["0", "1"]
 
 
-async def test_a_step_that_costs_its_trainer_again_and_again_ends_the_run(start: Start):
+async def test_a_step_that_gets_the_same_failure_on_three_leases_ends_the_run_if_configured(
+    start: Start,
+):
     script = Script()
-    script.trainer.refuse("optim_step", LOST)
-    run = await start(script, rows=2, prompt_groups_per_step=2)
+    # What differs between leases doesn't make it another failure.
+    for lease in (1, 2, 3):
+        script.trainer.fail_once(
+            "optim_step",
+            TrainerFailedError(f"out of memory in request 7f3a{lease}"),
+            after=lease - 1,
+        )
+    run = await start(script, rows=2, prompt_groups_per_step=2, on_fatal="fail")
     failure = await run.failure()
     assert failure.type == "StepKillsTrainer"
-    assert "step 1 lost its trainer 3 times; its rows are 0-1" in failure.message
-    assert "the service restarted" in failure.message
+    assert "step 1 (rows 0-1): on 3 leases in a row the service answered" in failure.message
+    assert "out of memory" in failure.message
     assert run.trainer.count("optim_step") == 3
     assert run.ledger == []
 
 
-async def test_a_run_that_holds_after_three_losses_goes_on_with_a_restored_trainer(start: Start):
+async def test_a_step_with_other_failures_each_time_is_not_suspected_soon(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recovery, "PAUSES", (0,))
+    script = Script()
+    errors = ["out of memory", "no space left", "out of memory", "no space left", "out of memory"]
+    for count, error in enumerate(errors):
+        script.trainer.fail_once("optim_step", TrainerFailedError(error), after=count)
+    run = await start_tuned(script, rows=1)
+    assert (await run.result()).steps == 1
+    assert [entry.attempts for entry in run.ledger] == [len(errors) + 1]
+
+
+async def test_a_step_whose_leases_die_in_flight_ten_times_in_a_row_holds_the_run(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recovery, "PAUSES", (0,))
+    script = Script()
+    script.trainer.refuse("optim_step", LOST)
+    run = await start_tuned(script, rows=2, prompt_groups_per_step=2)
+    held = await run.until(phase="held")
+    assert "step 1 (rows 0-1): 10 leases in a row failed while its requests" in (held.error or "")
+    assert "the service restarted" in (held.error or "")
+    assert run.trainer.count("optim_step") == recovery.INTERRUPTED
+    script.trainer.mend()
+    await run.handle.execute_update("resume")
+    assert (await run.result()).steps == 1
+
+
+async def test_leases_that_fail_while_a_batch_is_collected_count_for_nothing(
+    start: Start, farm: Farm
+):
+    """However often: twice as many as make a step suspect, without a pause between them."""
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+        return draw.completion
+
+    run = await start(Script(play), rows=2, max_head_offpolicy_versions=1)
+    await run.until(step=1)
+    for lease in range(1, 2 * recovery.INTERRUPTED + 1):
+        await run.until(lease_epoch=lease, phase="step 2: collecting")
+        await farm.client.get_workflow_handle(f"{run.id}/lease-{lease}").terminate()
+    await run.until(lease_epoch=2 * recovery.INTERRUPTED + 1, phase="step 2: collecting")
+    gate.open()
+    assert (await run.result()).steps == 2
+    assert [entry.attempts for entry in run.ledger] == [1, 2 * recovery.INTERRUPTED + 1]
+
+
+async def test_the_pauses_between_leases_grow_and_are_shown(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    assert list(recovery.PAUSES) == sorted(recovery.PAUSES)
+    assert (recovery.PAUSES[1], recovery.PAUSES[-1]) == (0, 60)
+    monkeypatch.setattr(recovery, "PAUSES", (0, 0, 3600))
+    script = Script()
+    script.trainer.refuse("optim_step", LOST)
+    run = await start_tuned(script, rows=1)
+    await run.until(waiting_for="a pause of 3600 s: 2 leases in a row failed")
+    assert run.trainer.count("optim_step") == 2
+    await run.handle.signal("stop")
+    assert (await run.result()).steps == 0
+
+
+async def test_a_held_run_continues_with_a_restored_trainer(start: Start):
     """What was in doubt is not used again, though its session may live on; and no row is admitted
     before weights and version are live."""
     script = Script()
     # Refused after successful backwards: the session lives, and what it has applied is in doubt.
     script.trainer.refuse("optim_step", TrainerRejectedError("no gradients"))
-    run = await start(script, rows=4, max_head_offpolicy_versions=0, on_fatal="hold")
+    run = await start(script, rows=4, max_head_offpolicy_versions=0)
     held = await run.until(phase="held")
-    assert "step 1 lost its trainer 3 times; its rows are 0; " in (held.error or "")
+    assert "step 1 (rows 0): on 3 leases in a row the service answered" in (held.error or "")
     assert run.script.rows_begun == {0}
     script.trainer.mend()
     loading = script.trainer.hold("load_checkpoint")
@@ -204,9 +279,9 @@ async def test_nothing_is_saved_of_a_trainer_that_is_not_finite(start: Start, ca
     """A NaN costs the session, not the run's weights; one that comes again names the step."""
     script = Script()
     script.trainer.poison(call)
-    run = await start(script, rows=2, dcp_save_interval=1, on_fatal="hold")
+    run = await start(script, rows=2, dcp_save_interval=1)
     held = await run.until(phase="held")
-    assert "step 1 lost its trainer 3 times" in (held.error or "")
+    assert "on 3 leases in a row the service answered" in (held.error or "")
     assert " is nan: " in (held.error or "")
     assert run.trainer.count("save_checkpoint") == 1  # state-0
     assert {call for call in run.trainer.calls if call.startswith("publish")} == {

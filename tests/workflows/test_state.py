@@ -22,6 +22,7 @@ CONFIG = parse_config(
         "lora_rank": 4,
     }
 )
+NEWER = STATE_SCHEMA + 1
 STATE = RunState.initial(RunRef(store="runs", id="run"), CONFIG, now=5.0)
 
 
@@ -47,6 +48,11 @@ def test_a_standstill_that_an_older_state_tells_of_is_forgotten() -> None:
     assert RunState.model_validate(older) == STATE
 
 
+def test_lease_failures_that_an_older_state_has_counted_are_forgotten() -> None:
+    older = STATE.model_dump(mode="json", exclude={"lease_failures"}) | {"losses": 2}
+    assert RunState.model_validate(older | {"schema_version": 3}) == STATE
+
+
 def test_a_standstill_is_told_as_it_is_now() -> None:
     state = STATE.model_copy()
     state.enter("step 1: collecting", "1 more prompt groups")
@@ -65,15 +71,17 @@ def test_a_standstill_is_told_as_it_is_now() -> None:
 
 
 def test_a_state_that_nobody_here_can_read_is_refused_in_words() -> None:
-    with pytest.raises(ValidationError, match=r"schema 4, and this worker reads 3, 2, 1\."):
-        RunState.model_validate(STATE.model_dump(mode="json") | {"schema_version": 4})
+    with pytest.raises(
+        ValidationError, match=rf"schema {NEWER}, and this worker reads {STATE_SCHEMA}, .*2, 1\."
+    ):
+        RunState.model_validate(STATE.model_dump(mode="json") | {"schema_version": NEWER})
 
 
 async def test_a_run_whose_state_cannot_be_read_ends_and_says_so(
     start: Start, farm: Farm, tmp_path: Path
 ) -> None:
     run = await start(Script(), rows=1)
-    newer = STATE.model_dump(mode="json") | {"schema_version": 4}
+    newer = STATE.model_dump(mode="json") | {"schema_version": NEWER}
     handle = await farm.client.start_workflow(
         "TrainRun",
         args=[farm.config(run.id, tmp_path), newer],
@@ -82,6 +90,6 @@ async def test_a_run_whose_state_cannot_be_read_ends_and_says_so(
     )
     with pytest.raises(WorkflowFailureError) as failure:
         await handle.result()
-    assert "the run's state has schema 4" in str(failure.value.cause)
+    assert f"the run's state has schema {NEWER}" in str(failure.value.cause)
     assert "everburn resume" in str(failure.value.cause)
     await run.result()
