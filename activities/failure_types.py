@@ -2,7 +2,7 @@
 
 Owns the type names that workflows decide by, what they read of a failed activity, which errors are
 never retried, and that no secret crosses with an error, its causes or their tracebacks. Doesn't own
-what a rollout failure means (everburn/failures.py).
+what a rollout failure means (everburn/rollouts/failures.py).
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from temporalio.converter import DefaultFailureConverter, PayloadConverter
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
 from everburn.secrets import redacted
-from everburn.store import CorruptArtifactError
+from everburn.records.store import CorruptArtifactError
 
 RECOVERABLE = "RecoverableRolloutError"
 SNAPSHOT_GONE = "SnapshotGoneError"

@@ -5,7 +5,7 @@
 One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
 server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
 killed starts again after a second. A step that loses its trainer three times holds its run, by
-design, and is told to go on. Afterwards each run is audited (audit.py). Says how each run went,
+design, and is told to go on. Afterwards each run is audited (tests/system/audit.py). Says how each run went,
 prints a summary as one JSON line, and exits with 1 unless all have passed.
 """
 
@@ -31,15 +31,15 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
-from benchmarks import tiny_task
-from benchmarks.audit import AuditError, audit, live_sessions
-from benchmarks.processes import ROLES, Stack, result_of, stack
-from everburn.refs import RunRef
-from everburn.verification import VerificationError
+from system import tiny_task
+from system.audit import AuditError, audit, live_sessions
+from system.processes import ROLES, Stack, result_of, stack
+from everburn.records.ids import RunRef
+from everburn.records.verification import VerificationError
 from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.recovery import MAX_LOSSES
-from workflows.train_run import TrainRun
+from workflows.run.recovery import MAX_LOSSES
+from workflows.run.train_run import TrainRun
 
 KINDS = (*ROLES, "emulator", "temporal")
 COST_A_TRAINER = ("trainer", "emulator")

@@ -1,7 +1,7 @@
 """The worker processes: what each serves, and how it goes down.
 
 On SIGTERM or SIGINT a worker stops polling, gives running activities a grace period, and leaves
-the run to the next worker. Doesn't own the command line (cli.py) or the local stack (stack.py).
+the run to the next worker. Doesn't own the command line (workers/cli/app.py) or the local stack (workers/stack/attachment.py).
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from activities.rollouts import RolloutActivities
 from activities.runners import preload as preload_rollouts
 from activities.trainer import TrainerActivities
 from activities.trainer import preload as preload_trainer
-from everburn.user_loop import ENDING
+from everburn.usercode.loop import ENDING
 from workers.exits import leave_blocked
 from workers.plugin import everburn_plugin
-from workflows.evaluation import Evaluation
-from workflows.prompt_group import PromptGroup
+from workflows.children.evaluation import Evaluation
+from workflows.children.prompt_group import PromptGroup
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
-from workflows.train_run import TrainRun
-from workflows.trainer_lease import TrainerLease, UpgradedTrainerLease
+from workflows.run.train_run import TrainRun
+from workflows.children.trainer_lease import TrainerLease, UpgradedTrainerLease
 
 Role = Literal["orchestrator", "rollout", "trainer"]
 

@@ -14,11 +14,11 @@ from typing import Literal
 from hud.eval import HUDRuntime, Provider, Runtime, Task
 
 from everburn.config import Entrypoint
-from everburn.entrypoints import call
+from everburn.usercode.entrypoints import call
 from everburn.hud.local import LocalEnvironments
 from everburn.hud.package import require_hud_key
 from everburn.hud.processes import ProcessEnvironments
-from everburn.resources import Resources
+from everburn.rollouts.sandboxes import Resources
 
 Isolation = Literal["thread", "shared", "process"]
 MAX_ENVIRONMENTS = 64

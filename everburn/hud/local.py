@@ -21,7 +21,7 @@ from hud.environment import load_environment
 from hud.eval import LocalRuntime, Runtime, Task
 
 from everburn.hud.sources import enter_source
-from everburn.user_loop import UserLoop
+from everburn.usercode.loop import UserLoop
 
 NAME = "hud environment"
 """Of the threads."""

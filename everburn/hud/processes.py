@@ -21,7 +21,7 @@ from hud.environment.server import PORT_ANNOUNCEMENT
 from hud.eval import Runtime, Task
 from hud.utils.process import create_process_group_exec, finish_output, stream_output
 
-from everburn.resources import Resources
+from everburn.rollouts.sandboxes import Resources
 
 MARK_ENV = "EVERBURN_HUD_ENVIRONMENT"
 REAPER = "everburn.hud.processes:end"

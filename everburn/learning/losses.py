@@ -3,7 +3,7 @@ a trainer.
 
 Owns names, the defaults that are sent explicitly, the rules for settings, and the capability that
 a setting needs. Settings that it doesn't know are passed through: the service has keys that aren't
-published. Doesn't own the formulas (the service's; everburn/emulator/losses.py restates them) or a
+published. Doesn't own the formulas (the service's; everburn/emulator/training/losses.py restates them) or a
 Python loss (trainers/custom_loss.py). Light: configuration and workflows import it.
 """
 

@@ -6,7 +6,7 @@ own which setting needs what (learning/losses.py).
 
 from everburn.config import Entrypoint, RunConfig
 from everburn.learning.losses import Need, needs
-from everburn.trainers import TrainerUnfitError
+from everburn.trainers.protocol import TrainerUnfitError
 
 
 def check_capabilities(config: RunConfig, client: object) -> None:

@@ -7,7 +7,7 @@ state ends the lease, quota holds the run, a key that is refused fails it (or ho
 
 Not in the table is what never arrives: the SDK itself repeats a request that was refused for now,
 or that only reads, for up to five minutes. One that may have been applied isn't repeated
-(resends.py), and arrives as "anything else".
+(send_once.py), and arrives as "anything else".
 """
 
 import re
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from everburn.failures import status_of
+from everburn.rollouts.failures import status_of
 from everburn.secrets import redacted
-from everburn.trainers import (
+from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerCapacityError,

@@ -9,7 +9,7 @@ does isn't known), it is compared. Doesn't own what a mismatch leads to: the lea
 from collections.abc import Sequence
 
 from everburn.learning.datums import Datum
-from everburn.trainers import TrainerStateLostError
+from everburn.trainers.protocol import TrainerStateLostError
 
 
 class Tally:

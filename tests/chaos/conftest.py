@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from benchmarks.processes import Stack
+from system.processes import Stack
 from chaos.harness import Chaos, open_stack, process_command
 
 

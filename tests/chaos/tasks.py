@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tiny_task
+from system import tiny_task
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
 from everburn.learning.batch import Batch
 from support.waiting import until

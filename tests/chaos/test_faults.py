@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.audit import check_fates
+from system.audit import check_fates
 from chaos.harness import PATIENCE, Chaos
 from everburn.emulator.unknowns import WORST
 from support.waiting import until

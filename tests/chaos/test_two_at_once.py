@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from benchmarks.processes import ROLES
+from system.processes import ROLES
 from chaos.harness import Chaos
 
 PROCESSES = [*ROLES, "emulator", "temporal"]

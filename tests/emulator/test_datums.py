@@ -1,6 +1,6 @@
 import pytest
 
-from everburn.emulator.datums import MICRO_BATCH_TOKENS, parse_submission
+from everburn.emulator.training.datums import MICRO_BATCH_TOKENS, parse_submission
 from everburn.emulator.errors import ContextExceeded, InvalidInput, NonFinite
 
 Payload = dict[str, object]

@@ -6,7 +6,7 @@ from typing import Any
 
 from hud.eval import Task
 
-from benchmarks import tiny_task
+from system import tiny_task
 from everburn import RolloutFn, RolloutRun, RolloutSetup
 from everburn.hud.environments import place
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from everburn.rollouts import PromptTooLongError, RolloutSetup
-from everburn.sampling import Sample, Sampler
+from everburn.rollouts.contract import PromptTooLongError, RolloutSetup
+from everburn.rollouts.sampling import Sample, Sampler
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN3 = (*CHATML, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")

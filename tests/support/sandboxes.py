@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import tiny_task
+from system import tiny_task
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSample, RolloutSetup
 from support.waiting import until
 

@@ -13,23 +13,22 @@ import pytest
 
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
 from activities.trainer_operations import load_checkpoint, save_checkpoint
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import write_rollout
-from everburn.provisioning import ResourceRecord, find_resources
-from everburn.refs import GroupKey, group_key, rollout_key
-from everburn.rollouts import RolloutRun, RolloutSample
-from everburn.run_folder import stored_config
-from everburn.store import ArtifactStore
-from everburn.trainers import (
+from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.ids import GroupKey
+from everburn.records.keys import group_key, rollout_key
+from everburn.rollouts.contract import RolloutRun, RolloutSample
+from everburn.records.run_folder import stored_config
+from everburn.records.store import ArtifactStore
+from everburn.trainers.protocol import (
     PromotionError,
     TrainerCapacityError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
-    dedicated,
-    fencing,
-    serverless,
 )
+from everburn.trainers import dedicated, fencing, serverless
 from everburn.trainers.fencing import (
     Fingerprint,
     check_fingerprint,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fireworks.training.sdk._core.lib import internal_client_holder
 
-from everburn.trainers import (
+from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerCapacityError,
@@ -17,8 +17,8 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
-    serverless,
 )
+from everburn.trainers import serverless
 from everburn.trainers.errors import RULES, signs_of
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator

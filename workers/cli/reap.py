@@ -1,0 +1,104 @@
+"""`everburn reap`: what a run that is no more has left: what its completions registered, and its
+trainer job and deployment.
+
+Owns the refusal unless it is known that the run has ended. Doesn't own reaping
+(everburn/rollouts/sandboxes.py) or what becomes of a job (everburn/trainers/jobs.py).
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from everburn.trainers.backends import EMULATOR_URL_ENV, UnreachableError, api_root, check_reachable
+from everburn.config import RunConfig
+from everburn.records.commands import ending_of
+from everburn.records.provisioning import find_resources
+from everburn.records.ids import RunRef
+from everburn.rollouts.sandboxes import Reaped, reap
+from everburn.records.store import ArtifactStore
+from workers import dotenv
+from workers.errors import BadInputError, UserError
+from workers.cli.resume import known_run
+from workers.cli.runs import look_up
+from workers.connection import Server
+from workers.stack.folder import StackFolder
+from workers.environment import imports_from
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What was done for a run. provisions: with its job and deployment, if it had any; problem: why
+    they may be left."""
+
+    run: RunRef
+    reaped: Reaped
+    provisions: str = ""
+    problem: str = ""
+
+
+async def reap_run(
+    name: str, address: str | None, namespace: str, folder: Path, *, ended: bool = False
+) -> Cleaned:
+    """Reap what a run of this folder has left behind, in this process, and give back its job and
+    deployment as its configuration says.
+
+    ended: the person knows that it has, where neither its folder nor a server says so.
+
+    Raises:
+        BadInputError: there is no such run, or it is running: then its completions still use what
+            they registered, and end it themselves; or, unless `ended`, nothing tells whether it is.
+    """
+    run, config = known_run(name, folder)
+    await _require_ended(run, address, namespace, folder, ended)
+    # The keys and the modules that its workers had.
+    dotenv.load(folder)
+    with imports_from(folder):
+        reaped = await reap(ArtifactStore.of(run))
+    provisions, problem = await asyncio.to_thread(_give_back, run, config, folder)
+    return Cleaned(run, reaped, provisions, problem)
+
+
+async def _require_ended(
+    run: RunRef, address: str | None, namespace: str, folder: Path, ended: bool
+) -> None:
+    known, why, at = None, "", ""
+    try:
+        server = Server.find(address, namespace, folder)
+        at = server.everburn_options
+        known = await look_up(server, run)
+        why = f"the Temporal server at {server.address} doesn't know it: name its own by --address"
+    except UserError as error:
+        why = str(error)
+    if known is not None and known.open:
+        raise BadInputError(
+            f"run {run.id} is running: its completions end what they made. Stop it first, with "
+            f"`everburn stop {run.id}{at}`"
+        )
+    said = ended or (known is not None and known.own)
+    if not said and ending_of(ArtifactStore.of(run)) is None:
+        raise BadInputError(
+            f"run {run.id} may be running, and use what it made: its folder doesn't say that it "
+            f"has ended, and {why}. If you know that it has ended, or that nothing will ever go "
+            "on with it, add --ended"
+        )
+
+
+def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
+    """What was done with the job and the deployment, and what hindered it."""
+    if not config.dedicated or find_resources(ArtifactStore.of(run)) is None:
+        return "", ""
+    from everburn.trainers.protocol import TrainerError
+    from everburn.trainers.jobs import RunResources
+
+    if config.local:
+        if (stack := StackFolder(folder).find()) is not None:
+            os.environ.setdefault(EMULATOR_URL_ENV, stack.emulator)
+        try:
+            check_reachable(api_root(config))
+        except UnreachableError:
+            return "", ""  # they ended with their emulator
+    try:
+        return RunResources(run, config).clean_up(), ""
+    except TrainerError as error:
+        return "", str(error)
