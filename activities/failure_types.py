@@ -12,8 +12,8 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DefaultFailureConverter, PayloadConverter
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
-from everburn.secrets import redacted
 from everburn.records.store import CorruptArtifactError
+from everburn.secrets import redacted
 
 RECOVERABLE = "RecoverableRolloutError"
 SNAPSHOT_GONE = "SnapshotGoneError"

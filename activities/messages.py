@@ -5,10 +5,8 @@ from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everburn.records.commands import Control
 from everburn.learning.diagnostics import PolicyDistance
-from everburn.records.ledger import AdamParams, PreparedBatch
-from everburn.records.metrics import Number
+from everburn.records.commands import Control
 from everburn.records.ids import (
     NUMBERS_PER_LIFE,
     GroupKey,
@@ -17,6 +15,8 @@ from everburn.records.ids import (
     RolloutStatus,
     RunRef,
 )
+from everburn.records.ledger import AdamParams, PreparedBatch
+from everburn.records.metrics import Number
 from everburn.records.run_folder import Owner
 
 

@@ -24,10 +24,10 @@ class ProvisioningActivities:
     async def advance_resources(self, run: RunRef) -> ResourceReadiness:
         """Do what can be done now towards a running job and a ready deployment."""
         from everburn.records.run_folder import stored_config
-        from everburn.secrets import redacted
         from everburn.records.store import StoreError, when_there_is_space
-        from everburn.trainers.protocol import TrainerCapacityError, TrainerUnavailableError
+        from everburn.secrets import redacted
         from everburn.trainers.jobs import RunResources
+        from everburn.trainers.protocol import TrainerCapacityError, TrainerUnavailableError
 
         if not await self._is_wanted(run):
             return ResourceReadiness(stage="unwanted", text="the run has ended")
@@ -52,8 +52,8 @@ class ProvisioningActivities:
         """
         from everburn.records.run_folder import stored_config
         from everburn.records.store import StoreError
-        from everburn.trainers.protocol import TrainerError
         from everburn.trainers.jobs import RunResources
+        from everburn.trainers.protocol import TrainerError
 
         if orphaned and await is_open(self._client, run.id):
             return "the run goes on"

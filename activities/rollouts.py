@@ -107,8 +107,8 @@ class RolloutActivities:
     @activity.defn
     async def reap(self, run: RunRef) -> ReapResult:
         """Reap what completions whose workers died have left behind."""
-        from everburn.rollouts.sandboxes import reap
         from everburn.records.store import ArtifactStore
+        from everburn.rollouts.sandboxes import reap
         from everburn.usercode.loop import LoopBlockedError
 
         with final_errors(StoreError, LoopBlockedError):
@@ -221,9 +221,9 @@ async def _complete_group(
 
 async def _judge_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":
     """The group's fate, by the user's functions, each of which is told by its name."""
-    from everburn.usercode.entrypoints import call
     from everburn.learning.advantages import advantage_function
     from everburn.learning.group import Group, judge_group
+    from everburn.usercode.entrypoints import call
 
     entrypoint = runner.config.dynamic_filter
     row = f"run {order.run.id} · row {order.group.cursor}"

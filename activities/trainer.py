@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from everburn.config import RunConfig
     from everburn.records.ids import RunRef
     from everburn.records.run_folder import Owner
-    from everburn.trainers.protocol import Trainer
     from everburn.trainers.lease import Lease
+    from everburn.trainers.protocol import Trainer
     from everburn.usercode.limits import LimitedLoop
 
     OpenTrainer = Callable[[LeaseRef, RunConfig], Awaitable[Trainer]]
@@ -132,9 +132,9 @@ class TrainerActivities:
     async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
         """Open a trainer session, and a task queue that only this process serves."""
         await asyncio.to_thread(preload)
-        from everburn.usercode.entrypoints import worker_name
         from everburn.records.store import StoreError
         from everburn.trainers.protocol import TrainerUnavailableError
+        from everburn.usercode.entrypoints import worker_name
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
         with final_errors(TrainerUnavailableError, StoreError):
@@ -317,9 +317,9 @@ class TrainerActivities:
     async def _find_or_open(self, ref: LeaseRef) -> _Held:
         """The lease that this process holds, or takes now. Not for two at once: they would open two
         sessions, of which the later took the place of the one that is granted."""
-        from everburn.usercode.entrypoints import resolve
         from everburn.records.run_folder import stored_config
         from everburn.trainers.lease import Lease
+        from everburn.usercode.entrypoints import resolve
 
         held = self._held.get(ref)
         if held is not None:
@@ -504,8 +504,8 @@ class TrainerActivities:
         run: Callable[[], Awaitable[T]],
     ) -> T:
         from everburn.records.publications import StaleEpochError
-        from everburn.trainers.protocol import TrainerStateLostError
         from everburn.trainers.lease import OperationKey
+        from everburn.trainers.protocol import TrainerStateLostError
 
         with final_errors():
             try:

@@ -29,20 +29,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from system import tiny_task
-from system.audit import audit
-from system.processes import Stack, result_of, stack
 from benchmarks.recoveries import Recovery, recoveries
 from benchmarks.scheduling_efficiency import admission_opens
 from benchmarks.simulation import Trace, rollout_seconds
 from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
 from everburn.config import RunConfig
 from everburn.learning.datums import Datum
-from everburn.records.ledger import AdamParams, read_ledger
 from everburn.records.ids import RunRef
+from everburn.records.ledger import AdamParams, read_ledger
 from everburn.records.store import ArtifactStore
 from everburn.trainers.protocol import Gradients, Snapshot
 from everburn.trainers.serverless import ServerlessTrainer
+from system import tiny_task
+from system.audit import audit
+from system.processes import Stack, result_of, stack
 from workers.stack.supervisor import everburn_command
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.run.train_run import TrainRun

@@ -5,8 +5,8 @@
 One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
 server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
 killed starts again after a second. A step that loses its trainer three times holds its run, by
-design, and is told to go on. Afterwards each run is audited (tests/system/audit.py). Says how each run went,
-prints a summary as one JSON line, and exits with 1 unless all have passed.
+design, and is told to go on. Afterwards each run is audited (tests/system/audit.py). Says how each
+run went, prints a summary as one JSON line, and exits with 1 unless all have passed.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
+from everburn.records.ids import RunRef
+from everburn.records.verification import VerificationError
 from system import tiny_task
 from system.audit import AuditError, audit, live_sessions
 from system.processes import ROLES, Stack, result_of, stack
-from everburn.records.ids import RunRef
-from everburn.records.verification import VerificationError
 from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.run.recovery import MAX_LOSSES

@@ -18,6 +18,7 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
+from benchmarks.simulation import Trace, ideal_seconds
 from system.processes import (
     Processes,
     simulated_trainer_command,
@@ -25,7 +26,6 @@ from system.processes import (
     until_of,
     worker_command,
 )
-from benchmarks.simulation import Trace, ideal_seconds
 from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.run.train_run import TrainRun

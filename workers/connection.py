@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 DEFAULT_NAMESPACE = "default"
+DEFAULT_ADDRESS = "127.0.0.1:7233"
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,6 @@ class Server:
         """Raises UserError: nothing answers there, or it isn't Temporal."""
         from temporalio.service import RPCError
 
-        from workers.connection import connect
-
         try:
             return await asyncio.wait_for(connect(self.address, self.namespace), CONNECT_TIMEOUT)
         except (RuntimeError, RPCError, TimeoutError, ValueError) as error:
@@ -82,3 +81,12 @@ class Server:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0] or type(error).__name__
+
+
+async def connect(address: str, namespace: str) -> "Client":
+    """A client built as all of Everburn's are."""
+    from temporalio.client import Client
+
+    from workers.plugin import everburn_plugin
+
+    return await Client.connect(address, namespace=namespace, plugins=[everburn_plugin()])

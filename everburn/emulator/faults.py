@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everburn.emulator.training import operations
-from everburn.emulator.http import wire
 from everburn.emulator.errors import EmulatorError, InvalidInput
+from everburn.emulator.http import wire
 from everburn.emulator.service import Emulator
+from everburn.emulator.training import operations
 
 FaultKind = Literal[
     "drop",
@@ -79,7 +79,8 @@ class Fault:
 
 
 ADMIN = "/emulator"
-"""Where the routes of emulator/http/admin.py are: what looks at an operation is no request of it."""
+"""Where the routes of emulator/http/admin.py are: what looks at an operation is no request of
+it."""
 ARRIVALS = 64
 """Requests of an operation whose times are kept."""
 

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from everburn.emulator.errors import NotFound, SessionExpired
 from everburn.emulator.models.bases import Base, SamplerWeights
 from everburn.emulator.training.checkpoints import CheckpointRef
 from everburn.emulator.training.engine import Engine
-from everburn.emulator.errors import NotFound, SessionExpired
 from everburn.emulator.training.futures import OperationQueue, Promise
 from everburn.emulator.training.spec import ModelSpec
 

@@ -17,7 +17,8 @@ class Unknowns:
     """All full-parameter models of a dedicated job are one: weights, optimizer and accumulated
     gradients (service.py)."""
     keeps_gradients: bool = False
-    """Loading a state, with optimizer or without, leaves what is accumulated (emulator/training/operations.py)."""
+    """Loading a state, with optimizer or without, leaves what is accumulated
+    (emulator/training/operations.py)."""
 
 
 KINDEST = Unknowns()

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from everburn.learning.batch import segment_advantages
 from everburn.learning.datums import Datum, group_datums
 from everburn.learning.group import GroupManifest, load_group
-from everburn.records.ledger import PreparedBatch
 from everburn.records.ids import GroupKey, StoredRef
 from everburn.records.keys import group_key, submission_key
+from everburn.records.ledger import PreparedBatch
 from everburn.records.store import ArtifactStore
 
 

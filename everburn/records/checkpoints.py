@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.records.ledger import LedgerEntry
 from everburn.records.keys import checkpoint_key, checkpoints_of
+from everburn.records.ledger import LedgerEntry
 from everburn.records.store import ArtifactStore
 
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from everburn.records.keys import CONTROLS, control_key
 from everburn.records.ids import Ref
+from everburn.records.keys import CONTROLS, control_key
 from everburn.records.store import ArtifactStore
 
 Ending = Literal["completed", "stopped", "failed", "cancelled"]

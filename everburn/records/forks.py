@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from everburn.config import RECONFIGURABLE, RunConfig
+from everburn.learning.group import GroupManifest, all_groups
 from everburn.records import metrics
 from everburn.records.checkpoints import eligible_checkpoints, record_checkpoint
-from everburn.config import RECONFIGURABLE, RunConfig
 from everburn.records.commands import Control, record_control
-from everburn.learning.group import GroupManifest, all_groups
-from everburn.records.ledger import LedgerEntry, read_ledger
+from everburn.records.ids import GroupKey, RunRef, StoredRef
 from everburn.records.keys import (
     CONFIG_KEY,
     EVALUATION_ROWS_KEY,
@@ -25,7 +25,7 @@ from everburn.records.keys import (
     group_key,
     ledger_key,
 )
-from everburn.records.ids import GroupKey, RunRef, StoredRef
+from everburn.records.ledger import LedgerEntry, read_ledger
 from everburn.records.run_folder import ORIGIN_KEY, OWNER_KEY, Origin, run_owner
 from everburn.records.store import ArtifactStore
 

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.config import Entrypoint
-from everburn.records.commands import Control
 from everburn.learning.losses import Settings
-from everburn.records.keys import LEDGER, ledger_key
+from everburn.records.commands import Control
 from everburn.records.ids import Ref, StoredRef
+from everburn.records.keys import LEDGER, ledger_key
 from everburn.records.store import ArtifactStore
 
 

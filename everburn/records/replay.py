@@ -10,11 +10,11 @@ import asyncio
 from everburn.learning.datums import Datum
 from everburn.learning.group import GroupManifest
 from everburn.learning.submissions import SubmissionManifest, recorded_datums
-from everburn.records.ledger import LedgerEntry, PreparedBatch
 from everburn.records.ids import StoredRef
+from everburn.records.ledger import LedgerEntry, PreparedBatch
 from everburn.records.store import ArtifactStore, through_outages
-from everburn.trainers.protocol import Trainer
 from everburn.trainers.guards import require_finite_gradients, require_finite_metrics
+from everburn.trainers.protocol import Trainer
 
 
 async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry) -> None:

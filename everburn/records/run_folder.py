@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import RunConfig, changed_fields, parse_config
 from everburn.records.commands import Control, changes_by, read_controls, record_control
-from everburn.records.keys import CONFIG_KEY
 from everburn.records.ids import RunRef
+from everburn.records.keys import CONFIG_KEY
 from everburn.records.store import ArtifactStore
 
 OWNER_KEY = "owner.json"

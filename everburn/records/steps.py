@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from everburn.records import metrics
-from everburn.records.commands import changes_by, controls_of
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.reported import find_reported, reported_metrics
-from everburn.records.ledger import AdamParams, LedgerEntry, PreparedBatch, commit
+from everburn.records import metrics
+from everburn.records.commands import changes_by, controls_of
 from everburn.records.ids import GroupKey, RewardSum, RunRef, decode_groups, group_ranges
 from everburn.records.keys import group_key, submission_key
+from everburn.records.ledger import AdamParams, LedgerEntry, PreparedBatch, commit
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
 

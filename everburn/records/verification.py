@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from everburn.records.checkpoints import Checkpoint, eligible_checkpoints
-from everburn.records.commands import Ending, ending_of
 from everburn.learning.group import GroupManifest
 from everburn.learning.submissions import SubmissionManifest
-from everburn.records.ledger import LedgerEntry
-from everburn.records.keys import GROUPS, LEDGER, ROWS_KEY, group_key
+from everburn.records.checkpoints import Checkpoint, eligible_checkpoints
+from everburn.records.commands import Ending, ending_of
 from everburn.records.ids import GroupKey, RunRef, StoredRef, decode_groups
+from everburn.records.keys import GROUPS, LEDGER, ROWS_KEY, group_key
+from everburn.records.ledger import LedgerEntry
 from everburn.records.replay import replay_step
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore, CorruptArtifactError, StoreError

@@ -11,18 +11,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from everburn.config import RunConfig
-from everburn.rollouts.failures import classify, telling
 from everburn.learning.advantages import sample_std
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
-from everburn.records.publications import Publication, publish
 from everburn.records.ids import GroupKey, RunRef
 from everburn.records.keys import rollout_key
-from everburn.rollouts.runner import RolloutRunner
+from everburn.records.publications import Publication, publish
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.failures import classify, telling
+from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.task import prepare_task
-from everburn.usercode.threads import in_thread
 from everburn.trainers.protocol import Trainer
+from everburn.usercode.threads import in_thread
 
 SNAPSHOT = "calibrate"
 MANY_AT_LIMIT = 0.25

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from everburn.config import DatasetSource
-from everburn.usercode.entrypoints import call
 from everburn.records.ids import RunRef
 from everburn.records.store import ArtifactStore, CorruptArtifactError
+from everburn.usercode.entrypoints import call
 
 Row = dict[str, Any]
 

@@ -15,10 +15,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.usercode.deadlines import within
-from everburn.usercode.entrypoints import call
-from everburn.rollouts.failures import WORST_FIRST, RowsFailedError, classify
-from everburn.records.publications import find_publication
 from everburn.records.ids import RunRef
 from everburn.records.keys import (
     evaluation_figures_key,
@@ -27,9 +23,13 @@ from everburn.records.keys import (
     evaluation_row_key,
     evaluation_shard_key,
 )
-from everburn.rollouts.runner import RolloutRunner
+from everburn.records.publications import find_publication
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore, through_outages, when_there_is_space
+from everburn.rollouts.failures import WORST_FIRST, RowsFailedError, classify
+from everburn.rollouts.runner import RolloutRunner
+from everburn.usercode.deadlines import within
+from everburn.usercode.entrypoints import call
 from everburn.usercode.threads import beside
 
 SHARD_ROWS = 32

@@ -6,9 +6,10 @@ Owns the classification of scheduling.md's failure policy. Doesn't own retries o
 import asyncio
 from typing import Literal
 
-from everburn.usercode.entrypoints import EntrypointError
-from everburn.rollouts.contract import RecoverableRolloutError
 from everburn.records.store import CorruptArtifactError, StoreError, StoreFullError
+from everburn.rollouts.contract import RecoverableRolloutError
+from everburn.trainers.errors import status_of
+from everburn.usercode.entrypoints import EntrypointError
 
 Failure = Literal["recoverable", "snapshot_gone", "store_failed", "store_full", "fatal"]
 WORST_FIRST: tuple[Failure, ...] = (
@@ -113,14 +114,3 @@ def _is_recoverable(error: BaseException) -> bool:
     if status is not None:
         return status in _TRANSIENT_STATUS
     return any(base.__name__ in _TRANSPORT_ERRORS for base in type(error).__mro__)
-
-
-def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of any client library carries, if it does."""
-    response = getattr(error, "response", None)
-    for holder in (error, response):
-        for name in ("status_code", "final_status", "status", "code"):
-            status = getattr(holder, name, None)
-            if isinstance(status, int) and 100 <= status < 600:
-                return status
-    return None

@@ -14,14 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from everburn.rollouts.call_log import CallLog
 from everburn.config import RunConfig
-from everburn.rollouts.dataset import Position, Row, RowOrder, stored_rows
-from everburn.usercode.deadlines import to_its_end, within
-from everburn.rollouts.reuse import EarlierAttempts, has_rollout, recorded_calls
-from everburn.usercode.entrypoints import call, resolve
-from everburn.rollouts.failures import needs_fresh_samples
 from everburn.learning.rollout_file import CompletionRecord, write_rollout
+from everburn.records.ids import GroupKey, RolloutOutcome, RolloutStatus, RunRef
 from everburn.records.keys import (
     EVALUATION_ROWS_KEY,
     ROWS_KEY,
@@ -32,20 +27,25 @@ from everburn.records.keys import (
     evaluation_row_key,
     rollout_key,
 )
-from everburn.records.ids import GroupKey, RolloutOutcome, RolloutStatus, RunRef
-from everburn.rollouts.sandboxes import Resources, reap_at_end, reap_earlier, require_own
+from everburn.records.run_folder import stored_config
+from everburn.records.store import ArtifactStore, StoreError, through_outages, when_there_is_space
+from everburn.rollouts.call_log import CallLog
 from everburn.rollouts.contract import RolloutFn, RolloutRun, RolloutSetup
+from everburn.rollouts.dataset import Position, Row, RowOrder, stored_rows
+from everburn.rollouts.failures import needs_fresh_samples
+from everburn.rollouts.reuse import EarlierAttempts, has_rollout, recorded_calls
+from everburn.rollouts.sampling import CompletionScope, PolicySampler
+from everburn.rollouts.sandboxes import Resources, reap_at_end, reap_earlier, require_own
+from everburn.rollouts.tokenizers import load_tokenizer, tokenizer_name
 from everburn.rollouts.validation import (
     context_parameters,
     require_routing,
     validate_rollout,
     written_info,
 )
-from everburn.records.run_folder import stored_config
-from everburn.rollouts.sampling import CompletionScope, Sampler
-from everburn.records.store import ArtifactStore, StoreError, through_outages, when_there_is_space
+from everburn.usercode.deadlines import to_its_end, within
+from everburn.usercode.entrypoints import call, resolve
 from everburn.usercode.threads import beside
-from everburn.rollouts.tokenizers import load_tokenizer, tokenizer_name
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class RolloutRunner:
         self._tokenizer = load_tokenizer(self.config)
         self._vocab_size = len(self._tokenizer)
         self._earlier = EarlierAttempts(self.store)
-        self._sampler = Sampler(self.store, self.config, self._tokenizer)
+        self._sampler = PolicySampler(self.store, self.config, self._tokenizer)
         self._rollout_fn = make_rollout_fn(
             self.config, self._tokenizer, self._sampler, Resources(self.store)
         )
@@ -369,7 +369,7 @@ def evaluation_context(index: int) -> dict[str, Any]:
 
 
 def make_rollout_fn(
-    config: RunConfig, tokenizer: Any, sampler: Sampler, resources: Resources
+    config: RunConfig, tokenizer: Any, sampler: PolicySampler, resources: Resources
 ) -> RolloutFn:
     """Call the user's factory.
 

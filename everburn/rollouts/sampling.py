@@ -14,15 +14,15 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from everburn.trainers.backends import api_key
-from everburn.rollouts.call_log import CallLog, LoggedCall, question_digest
 from everburn.config import RunConfig
-from everburn.rollouts.failures import SnapshotGoneError, status_of
 from everburn.records.publications import Publication, serving
-from everburn.rollouts.contract import PromptTooLongError
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.call_log import CallLog, LoggedCall, question_digest
+from everburn.rollouts.contract import PromptTooLongError, Sample
+from everburn.rollouts.failures import SnapshotGoneError
+from everburn.trainers.backends import api_key
+from everburn.trainers.errors import status_of, translated
 from everburn.usercode.threads import beside
-from everburn.trainers.errors import translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentSampler
@@ -30,25 +30,6 @@ if TYPE_CHECKING:
 RECOVERY_PATIENCE = 30.0
 """Seconds that a call waits for its version to be served again; then its completion is put off."""
 RESOLVE_INTERVAL = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One sampled continuation.
-
-    tokens: output ids, a final stop token included. logprobs: of the policy as it was sampled
-    (temperature and filters applied), one per token. raw_logprobs: of the model itself, where the
-    server reports them. finish_reason: "stop" or "length". version: the policy that sampled.
-    routing: per token, the experts that predicted it, where the run replays them (router_replay).
-    """
-
-    tokens: list[int]
-    logprobs: list[float]
-    raw_logprobs: list[float] | None
-    text: str
-    finish_reason: str
-    version: int
-    routing: list[str] | None = None
 
 
 @dataclass(eq=False)
@@ -98,8 +79,8 @@ class SamplingRefusedError(ValueError):
     outside its vocabulary), or not for this account. Fatal: it would be refused again."""
 
 
-class Sampler:
-    """Samples for the completion in whose context it is called."""
+class PolicySampler:
+    """The contract's `Sampler`: samples from the policy version of the current completion."""
 
     def __init__(self, store: ArtifactStore, config: RunConfig, tokenizer: Any) -> None:
         self._store = store
@@ -123,15 +104,6 @@ class Sampler:
         stop: Sequence[str] | Sequence[int] | None = None,
         seed: int | None = None,
     ) -> Sample:
-        """Sample one continuation of exact prompt tokens.
-
-        max_tokens and temperature default to the run's; an evaluation's temperature is the
-        evaluation's whatever is passed. max_tokens is cut to what max_seq_len leaves.
-
-        Raises:
-            PromptTooLongError: the prompt leaves no room.
-            SnapshotGoneError: the policy version isn't served at the moment.
-        """
         scope = current_scope.get()
         prompt = [int(token) for token in prompt_tokens]
         wanted = max_tokens or self._config.max_completion_tokens

@@ -27,12 +27,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import Entrypoint
-from everburn.usercode.deadlines import within
-from everburn.usercode.entrypoints import call, resolve
 from everburn.records.keys import RESOURCES, resource_key
+from everburn.records.store import ArtifactStore, through_outages
 from everburn.rollouts.contract import RecoverableRolloutError
 from everburn.rollouts.sampling import CompletionScope, current_scope
-from everburn.records.store import ArtifactStore, through_outages
+from everburn.usercode.deadlines import within
+from everburn.usercode.entrypoints import call, resolve
 from everburn.usercode.threads import beside, in_thread
 
 log = logging.getLogger(__name__)
@@ -64,23 +64,12 @@ class Reaped:
 
 
 class Resources:
-    """Registers the resources of the completion in whose context it is called."""
+    """The contract's `ResourceRegistry`, on the run's store."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
 
     async def register(self, reaper: str, **arguments: JsonValue) -> "Resource":
-        """Have `reaper(**arguments)` called when the completion has ended, however it ends.
-
-        Register first, then make the resource, under a name that the arguments hold: a worker
-        that dies in between leaves nothing unknown. The reaper may be called on any rollout
-        worker, more than once, and for what was never made. It may be async, and may block. The
-        arguments lie in the run's folder: no secrets.
-
-        Raises:
-            EntrypointError: the reaper can't be imported.
-            StoreError: the record can't be written; then don't make the resource.
-        """
         entrypoint = Entrypoint(name=reaper, kwargs=arguments)
         resolve(entrypoint)
         scope = current_scope.get()
@@ -100,11 +89,6 @@ class Resource:
     _scope: CompletionScope
 
     async def reap(self) -> None:
-        """Reap it now, before the completion ends.
-
-        Raises:
-            What the reaper raises, and TimeoutError; it is reaped again at the completion's end.
-        """
         await _reap(self._store, self._key)
         self._scope.resources.discard(self._key)
 

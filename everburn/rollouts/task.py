@@ -6,15 +6,15 @@ rows that the run keeps. Doesn't own the configuration's own rules (config/field
 
 from dataclasses import dataclass
 
-from everburn.trainers.backends import api_key
 from everburn.config import Entrypoint
-from everburn.rollouts.dataset import load_rows, stored_rows, write_rows
 from everburn.learning.advantages import check_single_reward
-from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY
 from everburn.records.ids import RunRef
-from everburn.rollouts.runner import resolve_names
+from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.dataset import load_rows, stored_rows, write_rows
+from everburn.rollouts.runner import resolve_names
+from everburn.trainers.backends import api_key
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Loading the tokenizer of a run.
 
-Owns the rule which tokenizer that is. Doesn't own the emulator's own (emulator/models/base_model.py).
+Owns the rule which tokenizer that is. Doesn't own the emulator's own
+(emulator/models/base_model.py).
 """
 
 from functools import lru_cache

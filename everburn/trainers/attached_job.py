@@ -5,23 +5,28 @@ again: not its weights, not Adam's moments. So a run that loads nothing begins o
 seems to have trained. Owns that judgement. Doesn't own the run's own earlier models (fencing.py).
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from everburn.trainers.backends import api_key, api_root
 from everburn.config import RunConfig
 from everburn.records.provisioning import ResourceRecord
 from everburn.records.store import ArtifactStore
-from everburn.trainers.protocol import Snapshot, TrainerStateLostError, TrainerUnfitError
-from everburn.trainers.probe import BEFORE_ANY_COMPLETION, mean_gap
+from everburn.trainers.backends import api_key, api_root
 from everburn.trainers.hotload import Hotloader
-
-if TYPE_CHECKING:
-    from everburn.trainers.dedicated import DedicatedTrainer
+from everburn.trainers.probe import BEFORE_ANY_COMPLETION, mean_gap
+from everburn.trainers.protocol import Snapshot, TrainerStateLostError, TrainerUnfitError
 
 WAYS_OUT = (
     "Give init_from_checkpoint, which replaces weights and optimizer, or name another "
     "trainer.job_id, or none: then the run makes a job of its own"
 )
+
+
+class Scorer(Protocol):
+    """What the comparison needs of a session."""
+
+    async def forward(self, sequences: list[list[int]]) -> list[list[float]]: ...
+
+    async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]: ...
 
 
 def begins_as_found(store: ArtifactStore, config: RunConfig, resources: ResourceRecord) -> bool:
@@ -55,7 +60,7 @@ def require_nothing_saved(config: RunConfig, job_id: str) -> None:
 
 
 async def require_base_model(
-    trainer: "DedicatedTrainer", hotloader: Hotloader, config: RunConfig, job_id: str
+    trainer: Scorer, hotloader: Hotloader, config: RunConfig, job_id: str
 ) -> None:
     """See that the trainer computes what the deployment does, which serves the base model.
 

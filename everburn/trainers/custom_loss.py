@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from everburn.config import Entrypoint
-from everburn.usercode.entrypoints import call
 from everburn.learning.datums import Datum
-from everburn.usercode.threads import in_thread
 from everburn.trainers.protocol import TrainerRejectedError
+from everburn.usercode.entrypoints import call
 from everburn.usercode.limits import UserCodeStuckError, limited
+from everburn.usercode.threads import in_thread
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from everburn.rollouts.failures import status_of
 from everburn.secrets import redacted
 from everburn.trainers.protocol import (
     KeyRefusedError,
@@ -223,6 +222,17 @@ def signs_of(error: BaseException, *, opening: bool = False) -> Signs:
     categories = {str(getattr(getattr(e, "category", ""), "value", "")).lower() for e in chain}
     types = frozenset(base.__name__ for each in chain for base in type(each).__mro__)
     return Signs(text, status, "user" in categories, opening, types)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of any client library carries, if it does."""
+    response = getattr(error, "response", None)
+    for holder in (error, response):
+        for name in ("status_code", "final_status", "status", "code"):
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and 100 <= status < 600:
+                return status
+    return None
 
 
 def describe(error: BaseException) -> str:

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.store import ArtifactStore, through_outages
-from everburn.trainers.protocol import Trainer, TrainerStateLostError
 from everburn.trainers.probe import BEFORE_ANY_COMPLETION, LONGEST, mean_gap
+from everburn.trainers.protocol import Trainer, TrainerStateLostError
 
 HOLDERS = "holders"
 FINGERPRINTS = "fingerprints"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.learning.submissions import SubmissionManifest
-from everburn.records.ledger import find_entry
 from everburn.records.keys import submission_key
+from everburn.records.ledger import find_entry
 from everburn.records.store import ArtifactStore
 from everburn.trainers.protocol import PublicationMismatchError, Snapshot, Trainer
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from everburn.config import RunConfig
 from everburn.secrets import redacted
+from everburn.trainers.errors import describe, signs_of, translated
 from everburn.trainers.protocol import (
     ModelIdTakenError,
     PromotionError,
     PromotionRefusedError,
     TrainerClosedError,
 )
-from everburn.trainers.errors import describe, signs_of, translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk.fireworks_client import FireworksClient

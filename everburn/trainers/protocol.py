@@ -1,22 +1,4 @@
-"""Trainer sessions: what a step does to a remote model, behind one protocol.
-
-Owns the protocol, its results and its errors. Around it:
-
-| file | owns |
-| --- | --- |
-| serverless | a session of the serverless API, through the SDK |
-| dedicated | what differs on a trainer job of the run's own |
-| jobs, hotload, fencing | that job and its deployment, what is served, who else may train |
-| attached | whether a run may begin on a job of others |
-| opening | a session that comes too late |
-| lease | one session made safe to drive by activities that run at least once |
-| errors | which of the SDK's errors means what |
-| capabilities, custom_loss | what a session can do, and losses in Python |
-| resends, tally | that nothing is applied twice, and no gradients are lost |
-| promotion | a snapshot made a model of the account |
-| agreement, finite | that the sampler serves what is trained, and that it is finite |
-| sdk | the SDK, imported lightly |
-"""
+"""The protocol of a trainer session: its operations, their results, their errors."""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass, field

@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from everburn.config import Entrypoint, RunConfig
+from everburn.learning.datums import Datum
+from everburn.learning.losses import Settings, wire_loss_of
+from everburn.records.ledger import AdamParams
+from everburn.trainers import sdk
 from everburn.trainers.backends import (
     UnreachableError,
     api_key,
@@ -22,12 +27,10 @@ from everburn.trainers.backends import (
     control_url,
     training_url,
 )
-from everburn.config import Entrypoint, RunConfig
-from everburn.rollouts.failures import status_of
-from everburn.learning.datums import Datum
-from everburn.learning.losses import Settings, wire_loss_of
-from everburn.records.ledger import AdamParams
-from everburn.usercode.threads import in_thread
+from everburn.trainers.custom_loss import CustomLoss
+from everburn.trainers.errors import QUOTA_PATIENCE, describe, status_of, translated
+from everburn.trainers.guards import Tally, check_capabilities
+from everburn.trainers.promotion import promote
 from everburn.trainers.protocol import (
     Gradients,
     Snapshot,
@@ -35,13 +38,8 @@ from everburn.trainers.protocol import (
     TrainerUnavailableError,
     TrainerUnfitError,
 )
-from everburn.trainers import sdk
-from everburn.trainers.guards import check_capabilities
-from everburn.trainers.custom_loss import CustomLoss
-from everburn.trainers.errors import QUOTA_PATIENCE, describe, translated
 from everburn.trainers.session_opening import opened
-from everburn.trainers.promotion import promote
-from everburn.trainers.guards import Tally
+from everburn.usercode.threads import in_thread
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient

@@ -10,8 +10,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import provisioning
 from activities.provisioning import ProvisioningActivities
-from everburn.records.provisioning import RECORD_KEY, find_resources
 from everburn.records.ids import RunRef
+from everburn.records.provisioning import RECORD_KEY, find_resources
 from everburn.records.run_folder import CONFIG_KEY
 from everburn.records.store import ArtifactStore
 from support.emulator import RunningEmulator

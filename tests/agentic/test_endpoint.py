@@ -24,9 +24,9 @@ from everburn.agentic.tools import Tool
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
-from everburn.rollouts.runner import RolloutRunner
-from everburn.rollouts.contract import RolloutRun
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun
+from everburn.rollouts.runner import RolloutRunner
 from support.agents import a_run, ask
 from support.emulator import RunningEmulator
 from support.policies import ScriptedPolicy, setup_of

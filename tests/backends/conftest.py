@@ -19,15 +19,15 @@ from temporalio.service import RPCError
 
 from activities.rollouts import RolloutActivities
 from activities.trainer import TrainerActivities
-from everburn.trainers.backends import EMULATOR_URL_ENV, on_shared_emulator
-from everburn.records.checkpoints import find_checkpoint
 from everburn.emulator.models.base_model import TINY
 from everburn.emulator.training.checkpoints import weights_digest
-from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.checkpoints import find_checkpoint
 from everburn.records.ids import RunRef
+from everburn.records.provisioning import ResourceRecord, find_resources
 from everburn.records.run_folder import stored_config
-from everburn.trainers.serverless import ServerlessTrainer
 from everburn.records.verification import Verified, verify
+from everburn.trainers.backends import EMULATOR_URL_ENV, on_shared_emulator
+from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator, running_emulator
 from support.farm import register_namespace, shared_workflow_modules
 from support.histories import check_payloads, replay, run_histories

@@ -15,8 +15,8 @@ from temporalio.exceptions import CancelledError
 from activities import provisioning
 from activities import trainer as trainer_activities
 from backends.conftest import Run, Service, a_config
-from everburn.records.checkpoints import find_checkpoint
 from everburn.emulator.models.base_model import TINY
+from everburn.records.checkpoints import find_checkpoint
 from everburn.records.publications import current_publication
 from everburn.records.run_folder import stored_config
 from support.waiting import Gate, until

@@ -1,7 +1,7 @@
 """When a run counts as recovered."""
 
-from system.processes import Death
 from benchmarks.recoveries import Event, of_rollout_worker, of_trainer
+from system.processes import Death
 from system.tiny_task import Execution
 
 

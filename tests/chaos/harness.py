@@ -18,17 +18,17 @@ import psutil
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
+from chaos.kill_points import FOLDER, Plan, sessions_of_the_dead, write_plan
+from everburn.emulator.unknowns import WORST
+from everburn.records.ids import RunRef
+from everburn.records.keys import ROWS_KEY
+from everburn.records.verification import Verified
+from support.runs import StartedRun
+from support.waiting import until
 from system import tiny_task
 from system.audit import audit, check_no_session_lives
 from system.processes import ROOT, Death, Stack, stack
 from system.tiny_task import Execution, read_executions
-from chaos.kill_points import FOLDER, Plan, sessions_of_the_dead, write_plan
-from everburn.emulator.unknowns import WORST
-from everburn.records.keys import ROWS_KEY
-from everburn.records.ids import RunRef
-from everburn.records.verification import Verified
-from support.runs import StartedRun
-from support.waiting import until
 from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.run.train_run import TrainRun

@@ -182,9 +182,9 @@ def _holder(file: Path) -> Holder:
 
 def install_for_emulator() -> None:
     points = Points(Path(os.environ[FOLDER]))
-    from everburn.emulator.training.checkpoints import CheckpointStore
     from everburn.emulator.managed import Managed
     from everburn.emulator.service import Emulator
+    from everburn.emulator.training.checkpoints import CheckpointStore
 
     _wrap(Emulator, "_execute", points, lambda self, model, operation: f"serve {operation.name}")
     _wrap(Emulator, "_create", points, lambda *arguments: "serve create_model")

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from system.histories import run_histories
 from chaos.harness import Chaos, Run
-from workflows.run.train_run import TrainRun
+from system.histories import run_histories
 from workflows.children.trainer_lease import HOLD_HEARTBEAT
+from workflows.run.train_run import TrainRun
 
 MARGIN = timedelta(seconds=2)
 """For the server to notice a timeout and to pass the word on."""

@@ -13,13 +13,13 @@ import pytest
 from everburn.config import parse_config
 from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
-from everburn.records.ledger import read_ledger
-from everburn.records.keys import ROWS_KEY, rollout_key
 from everburn.records.ids import GroupKey, RunRef
-from everburn.rollouts.sandboxes import registered
-from everburn.rollouts.runner import RolloutRunner
-from everburn.rollouts.contract import RolloutRun
+from everburn.records.keys import ROWS_KEY, rollout_key
+from everburn.records.ledger import read_ledger
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun
+from everburn.rollouts.runner import RolloutRunner
+from everburn.rollouts.sandboxes import registered
 from everburn.rollouts.task import prepare_task
 from support.agents import a_run
 from support.command_line import ROOT, Everburn, free_ports

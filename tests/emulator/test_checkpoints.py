@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from everburn.emulator.errors import CheckpointNotFound, InvalidInput, NameTaken
 from everburn.emulator.training.checkpoints import CheckpointRef, CheckpointStore, digest
 from everburn.emulator.training.engine import TrainingState
-from everburn.emulator.errors import CheckpointNotFound, InvalidInput, NameTaken
 from everburn.emulator.training.spec import ModelSpec
 
 RUN = "run-" + "0123456789abcdef" * 2

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from everburn.emulator.models.bases import Base
 from everburn.emulator.compute import ComputeThread, Work
+from everburn.emulator.models.bases import Base
 from everburn.emulator.sampling.distribution import SamplingParams
 from everburn.emulator.sampling.sampler import Ticket
 from support.emulator import PATIENCE

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from everburn.emulator.errors import InvalidInput, NonFinite, UnsupportedOperation
 from everburn.emulator.models.base_model import TINY
 from everburn.emulator.models.bases import Base
 from everburn.emulator.training.checkpoints import digest
 from everburn.emulator.training.datums import Submission, parse_submission
 from everburn.emulator.training.engine import Engine
-from everburn.emulator.errors import InvalidInput, NonFinite, UnsupportedOperation
 from everburn.emulator.training.spec import AdamSettings, ModelSpec
 
 T = TypeVar("T")

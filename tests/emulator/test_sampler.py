@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from everburn.emulator.errors import ContextExceeded, InvalidInput
 from everburn.emulator.models.bases import Base
 from everburn.emulator.sampling.decoder import Decoder
 from everburn.emulator.sampling.distribution import SamplingParams, draw_tokens
-from everburn.emulator.errors import ContextExceeded, InvalidInput
 from everburn.emulator.sampling.sampler import Batch, Completion, Sampler, Ticket, check_request
 from support.emulator import POSITIONS
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHistory
 
-from everburn.trainers.backends import EMULATOR_URL_ENV
 from everburn.config import reconfigured
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import Origin, configured
+from everburn.trainers.backends import EMULATOR_URL_ENV
 from everburn.trainers.protocol import TrainerStateLostError
 from support import tiny_turns
 from support.emulator import running_emulator

@@ -11,11 +11,11 @@ hud = pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[
 
 from everburn.config import RunConfig, parse_config  # noqa: E402
 from everburn.emulator.models.base_model import TINY  # noqa: E402
-from everburn.records.publications import Publication, publish  # noqa: E402
 from everburn.records.ids import RunRef  # noqa: E402
-from everburn.rollouts.runner import RolloutRunner  # noqa: E402
+from everburn.records.publications import Publication, publish  # noqa: E402
 from everburn.records.run_folder import Owner, create_run_folder  # noqa: E402
 from everburn.records.store import ArtifactStore  # noqa: E402
+from everburn.rollouts.runner import RolloutRunner  # noqa: E402
 from everburn.rollouts.task import prepare_task  # noqa: E402
 from everburn.trainers.serverless import ServerlessTrainer  # noqa: E402
 from support.emulator import RunningEmulator  # noqa: E402

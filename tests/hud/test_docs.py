@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from everburn.config import parse_config
-from everburn.usercode.entrypoints import call
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
+from everburn.usercode.entrypoints import call
 from hud.conftest import ENV, Runs, a_task
 
 ROOT = Path(__file__).parents[2]

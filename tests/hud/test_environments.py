@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from hud.eval import HUDRuntime, LocalRuntime, Runtime, Task
 
-from everburn.usercode.entrypoints import EntrypointError
 from everburn.hud.environments import PlacementError, place
 from everburn.hud.package import HUD_KEY_ENV, HudKeyMissingError
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
-from everburn.rollouts.sandboxes import Resources
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.sandboxes import Resources
+from everburn.usercode.entrypoints import EntrypointError
 from hud.conftest import ENV, Runs, a_task
 
 FACTORY = "everburn.hud.arithmetic:environment"

@@ -18,9 +18,9 @@ from everburn.hud.rollouts import HudRunFailedError
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
-from everburn.rollouts.sandboxes import registered
-from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.contract import RolloutRun, RolloutSetup
+from everburn.rollouts.runner import RolloutRunner
+from everburn.rollouts.sandboxes import registered
 from hud.conftest import COUNTING, Runs, a_task
 from support.agents import complete_elsewhere
 from support.sandboxes import inside

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hud import Environment
 from hud.agents.base import Agent
 from hud.agents.types import AgentStep
 from hud.agents.types import Sample as HudSample
 from hud.eval.run import Run
 
-from everburn.rollouts.failures import classify
 from everburn.hud.agent import PolicyAgent
 from everburn.hud.local import NAME
 from everburn.hud.prompts import make_format
@@ -21,9 +19,11 @@ from everburn.hud.rollouts import HudRunFailedError
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
-from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.contract import RolloutRun, RolloutSetup
+from everburn.rollouts.failures import classify
+from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.sampling import CompletionScope, current_scope
+from hud import Environment
 from hud.conftest import ENV, Runs, a_task
 from support.waiting import until
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hud.eval import Task, Taskset
 
-from everburn.rollouts.dataset import DatasetError
 from everburn.hud.package import HUD_KEY_ENV, import_hud
 from everburn.hud.tasks import rows
+from everburn.rollouts.dataset import DatasetError
 from hud.conftest import COUNTING
 
 PRODUCTS = {"template": "multiply", "a": [10, 99], "b": [10, 99]}

@@ -18,8 +18,8 @@ from everburn.learning.rollout_file import read_rollout, write_rollout
 from everburn.learning.submissions import prepare_submission
 from everburn.records.ids import GroupKey, RolloutOutcome
 from everburn.records.keys import rollout_key, submission_key
-from everburn.rollouts.contract import RolloutRun, RolloutSample
 from everburn.records.store import ArtifactStore, CorruptArtifactError
+from everburn.rollouts.contract import RolloutRun, RolloutSample
 from support.records import a_record
 
 KEY = GroupKey(cursor=17)

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from everburn.trainers.backends import api_key, control_url, training_url
 from everburn.config import RunConfig
-from everburn.trainers.protocol import TrainerError
+from everburn.trainers.backends import api_key, control_url, training_url
 from everburn.trainers.probe import check_served
+from everburn.trainers.protocol import TrainerError
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 

@@ -7,13 +7,13 @@ import pytest
 
 from everburn.config import ConfigError, parse_config
 from everburn.config.provisioning import DeploymentResource, TrainerResource
+from everburn.records.ids import RunRef
 from everburn.records.provisioning import (
     find_resources,
     planned_resources,
     put_resources,
     resource_name,
 )
-from everburn.records.ids import RunRef
 from everburn.records.store import ArtifactStore
 
 LOCAL = {

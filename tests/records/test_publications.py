@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from everburn.records.ids import RunRef
 from everburn.records.publications import (
     Publication,
     StaleEpochError,
@@ -13,7 +14,6 @@ from everburn.records.publications import (
     publish,
     serving,
 )
-from everburn.records.ids import RunRef
 from everburn.records.store import ArtifactStore
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from everburn.config import parse_config
-from everburn.records.commands import Control, Ending, record_control
 from everburn.learning.group import Fate
 from everburn.learning.submissions import SubmissionManifest
-from everburn.records.ledger import LedgerEntry, PreparedBatch, commit
+from everburn.records.commands import Control, Ending, record_control
 from everburn.records.ids import GroupKey, RunRef, StoredRef
 from everburn.records.keys import group_key, ledger_key, rollout_key, submission_key
+from everburn.records.ledger import LedgerEntry, PreparedBatch, commit
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
 from everburn.records.verification import VerificationError, check_records
-from support.records import a_group, a_member
 from records.test_ledger import an_entry
+from support.records import a_group, a_member
 
 CONFIG = parse_config(
     {

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSample, RolloutSetup
-from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import read_rollout
@@ -16,6 +15,7 @@ from everburn.records.ids import GroupKey, RunRef
 from everburn.records.keys import rollout_key
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.rollouts.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from everburn.rollouts.call_log import CallLog, LoggedCall, question_digest
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.call_log import CallLog, LoggedCall, question_digest
 
 KEY = "rollouts/row-000017.0/_calls-3.jsonl"
 

@@ -15,6 +15,7 @@ from everburn.rollouts.contract import (
     InvalidRolloutError,
     RolloutRun,
     RolloutSample,
+    Sample,
 )
 from everburn.rollouts.validation import (
     context_parameters,
@@ -22,7 +23,6 @@ from everburn.rollouts.validation import (
     validate_rollout,
     written_info,
 )
-from everburn.rollouts.sampling import Sample
 
 WHERE = "run arithmetic · row 17 · completion 3"
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from everburn.config import Entrypoint
-from everburn.rollouts.dataset import DatasetError, RowOrder, load_rows, stored_rows, write_rows
-from everburn.records.keys import ROWS_KEY
 from everburn.records.ids import RunRef
+from everburn.records.keys import ROWS_KEY
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.dataset import DatasetError, RowOrder, load_rows, stored_rows, write_rows
 
 Write = Callable[[str | bytes], str]
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from everburn import RecoverableRolloutError, RolloutRun
-from everburn.rollouts.evaluation import complete_evaluation, evaluate_shard, load_report
-from everburn.rollouts.failures import RowsFailedError
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import evaluation_key, rollout_key
-from everburn.rollouts.runner import RolloutRunner
 from everburn.records.store import StoreError
+from everburn.rollouts.evaluation import complete_evaluation, evaluate_shard, load_report
+from everburn.rollouts.failures import RowsFailedError
+from everburn.rollouts.runner import RolloutRunner
 from support.script import Draw, one_segment
 from support.scripted_run import scripted_run
 

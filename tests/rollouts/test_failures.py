@@ -8,7 +8,7 @@ import pytest
 from everburn import RecoverableRolloutError
 from everburn.agentic import TraceIntegrityError
 from everburn.config import Entrypoint
-from everburn.usercode.entrypoints import EntrypointError, resolve
+from everburn.records.store import CorruptArtifactError, StoreError, StoreFullError
 from everburn.rollouts.failures import (
     Failure,
     SnapshotGoneError,
@@ -16,7 +16,7 @@ from everburn.rollouts.failures import (
     needs_fresh_samples,
     telling,
 )
-from everburn.records.store import CorruptArtifactError, StoreError, StoreFullError
+from everburn.usercode.entrypoints import EntrypointError, resolve
 
 GONE = SnapshotGoneError("policy version 3 isn't served")
 SLOW = RecoverableRolloutError("the judge is asleep")

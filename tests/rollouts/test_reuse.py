@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from everburn.rollouts.reuse import EarlierAttempts, has_rollout, recorded_calls
 from everburn.learning.rollout_file import read_rollout, write_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import call_log_key, group_key, rollout_key
-from everburn.rollouts.contract import RolloutRun, RolloutSample
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun, RolloutSample
+from everburn.rollouts.reuse import EarlierAttempts, has_rollout, recorded_calls
 from support.records import a_record
 
 RUN = RolloutRun(

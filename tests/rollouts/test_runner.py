@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from everburn.rollouts import runner as rollout_runner
-from everburn.usercode.deadlines import SelfCancelledError
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
 from everburn.records.keys import rollout_key
-from everburn.rollouts.runner import RolloutRunner
 from everburn.records.store import ArtifactStore, StoreFullError
+from everburn.rollouts import runner as rollout_runner
+from everburn.rollouts.runner import RolloutRunner
+from everburn.usercode.deadlines import SelfCancelledError
 from support.full_disk import FullDisk
 from support.script import Draw, spread
 from support.scripted_run import scripted_run

@@ -11,18 +11,17 @@ import pytest
 from fireworks.training.sdk.routing import RoutingReferences
 from fireworks.training.sdk.sampling import DeploymentSampler, SampledCompletion
 
-from everburn.rollouts.call_log import CallLog
-from everburn.rollouts.failures import SnapshotGoneError, classify
 from everburn.records.publications import Publication, find_publication, publish
-from everburn.rollouts.contract import PromptTooLongError
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.call_log import CallLog
+from everburn.rollouts.contract import PromptTooLongError, Sample
+from everburn.rollouts.failures import SnapshotGoneError, classify
 from everburn.rollouts.sampling import (
     CompletionScope,
-    Sample,
-    Sampler,
+    PolicySampler,
     SamplingRefusedError,
     current_scope,
 )
-from everburn.records.store import ArtifactStore
 from everburn.rollouts.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import POSITIONS, RunningEmulator
@@ -50,9 +49,9 @@ class Policies:
             current=current,
         )
 
-    def sampler(self, **changes: Any) -> Sampler:
+    def sampler(self, **changes: Any) -> PolicySampler:
         config = a_config(self.url, max_completion_tokens=5, **changes)
-        return Sampler(self.store, config, load_tokenizer(config))
+        return PolicySampler(self.store, config, load_tokenizer(config))
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def sample(
-    sampler: Sampler, scope: CompletionScope, prompt: list[int] = PROMPT, **settings: Any
+    sampler: PolicySampler, scope: CompletionScope, prompt: list[int] = PROMPT, **settings: Any
 ) -> Sample:
     """One call of the completion that `scope` describes."""
     context = copy_context()
@@ -145,7 +144,7 @@ async def test_a_slow_store_holds_up_no_other_completion(tmp_path: Path) -> None
             return super().keys(folder)
 
     config = a_config("http://127.0.0.1:9")
-    sampler = Sampler(Slow(str(tmp_path)), config, load_tokenizer(config))
+    sampler = PolicySampler(Slow(str(tmp_path)), config, load_tokenizer(config))
     with pytest.raises(SnapshotGoneError):
         await sample(sampler, a_scope())
 

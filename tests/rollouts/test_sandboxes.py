@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from everburn import RecoverableRolloutError
-from everburn.rollouts import sandboxes as resources_module
 from everburn.records import store as store_module
-from everburn.usercode.entrypoints import EntrypointError
 from everburn.records.ids import GroupKey, RunRef
 from everburn.records.keys import completion_name
+from everburn.records.run_folder import stored_config
+from everburn.records.store import ArtifactStore, StoreError
+from everburn.rollouts import sandboxes as resources_module
+from everburn.rollouts.runner import RolloutRunner
+from everburn.rollouts.sampling import CompletionScope, current_scope
 from everburn.rollouts.sandboxes import (
     Resource,
     Resources,
@@ -22,10 +25,7 @@ from everburn.rollouts.sandboxes import (
     reap_at_end,
     registered,
 )
-from everburn.rollouts.runner import RolloutRunner
-from everburn.records.run_folder import stored_config
-from everburn.rollouts.sampling import CompletionScope, current_scope
-from everburn.records.store import ArtifactStore, StoreError
+from everburn.usercode.entrypoints import EntrypointError
 from support.agents import a_config, a_folder, complete, complete_elsewhere
 from support.command_line import Everburn
 from support.sandboxes import REAPER, left, made_by, noted

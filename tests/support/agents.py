@@ -26,14 +26,14 @@ from everburn.agentic import (
     run_tool_loop,
 )
 from everburn.config import RunConfig, parse_config
-from everburn.rollouts.dataset import write_rows
 from everburn.emulator.models.base_model import TINY, TINY_ALPHABET
-from everburn.records.publications import Publication, publish
-from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY
 from everburn.records.ids import GroupKey, RunRef
-from everburn.rollouts.runner import RolloutRunner
+from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY
+from everburn.records.publications import Publication, publish
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.dataset import write_rows
+from everburn.rollouts.runner import RolloutRunner
 from everburn.trainers.serverless import ServerlessTrainer
 from support.command_line import ROOT, environment_of_tests
 

@@ -17,17 +17,17 @@ from typing import Any
 import httpx
 from temporalio.client import Client
 
-from system.histories import first_execution, replay, run_histories
-from system.processes import PATIENCE, Stack
-from system.tiny_task import Execution, read_executions
-from everburn.trainers.backends import EMULATOR_URL_ENV
 from everburn.learning.group import all_groups
+from everburn.records.ids import RunRef
 from everburn.records.ledger import read_ledger
 from everburn.records.provisioning import find_resources
-from everburn.records.ids import RunRef
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
 from everburn.records.verification import Verified, row_count, verify
+from everburn.trainers.backends import EMULATOR_URL_ENV
+from system.histories import first_execution, replay, run_histories
+from system.processes import PATIENCE, Stack
+from system.tiny_task import Execution, read_executions
 from workers.plugin import everburn_plugin
 
 

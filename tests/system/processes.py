@@ -22,11 +22,11 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError
 
 from everburn.trainers.backends import EMULATOR_URL_ENV
-from workers.stack.ports import HOST, free_port, is_open
 from workers.connection import connect
+from workers.environment import BUILD_ID_ENV
+from workers.stack.ports import HOST, free_port, is_open
 from workers.stack.supervisor import everburn_command
 from workers.stack.temporal_server import find_binary, start_command
-from workers.environment import BUILD_ID_ENV
 
 T = TypeVar("T")
 

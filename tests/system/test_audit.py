@@ -7,13 +7,13 @@ from typing import Literal
 
 import pytest
 
-from system.audit import AuditError, check_executions
-from system.tiny_task import Execution
 from everburn.learning.group import Fate
 from everburn.records.ids import GroupKey, RunRef
 from everburn.records.keys import group_key, rollout_key
 from everburn.records.store import ArtifactStore
 from support.records import a_group, a_member
+from system.audit import AuditError, check_executions
+from system.tiny_task import Execution
 
 Write = Callable[[GroupKey, Fate, float], None]
 ROW = 3

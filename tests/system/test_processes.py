@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from system.processes import Processes
 from support.waiting import until
+from system.processes import Processes
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from activities.messages import LeaseRef, SaveCheckpoint
 from activities.trainer_operations import save_checkpoint
 from everburn.emulator.models.base_model import TINY
 from everburn.records.provisioning import ResourceRecord, find_resources
-from everburn.trainers.protocol import TrainerUnavailableError, TrainerUnfitError
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.lease import Lease
+from everburn.trainers.protocol import TrainerUnavailableError, TrainerUnfitError
 from support.emulator import RunningEmulator, supervised
 from support.places import Place
 from support.sessions import ADAM, a_datum

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from everburn.records.provisioning import find_resources
+from everburn.trainers import dedicated
+from everburn.trainers import hotload as hotload_module
+from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
@@ -19,9 +22,6 @@ from everburn.trainers.protocol import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from everburn.trainers import dedicated
-from everburn.trainers import hotload as hotload_module
-from everburn.trainers.dedicated import DedicatedTrainer
 from support.emulator import RunningEmulator
 from support.places import Place
 from support.waiting import until

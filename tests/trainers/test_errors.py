@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from fireworks.training.sdk._core.lib import internal_client_holder
 
+from everburn.trainers import serverless
+from everburn.trainers.errors import RULES, signs_of
 from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
@@ -18,8 +20,6 @@ from everburn.trainers.protocol import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from everburn.trainers import serverless
-from everburn.trainers.errors import RULES, signs_of
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum

@@ -7,8 +7,8 @@ import pytest
 
 from everburn.records.publications import StaleEpochError
 from everburn.records.store import CorruptArtifactError, StoreError
-from everburn.trainers.protocol import TrainerRejectedError, TrainerStateLostError
 from everburn.trainers.lease import Lease, OperationKey
+from everburn.trainers.protocol import TrainerRejectedError, TrainerStateLostError
 from support.trainer import ScriptedTrainer
 from support.waiting import until
 

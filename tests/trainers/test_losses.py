@@ -12,7 +12,6 @@ import pytest
 import torch
 from fireworks.training.sdk import types
 
-from everburn.usercode import limits as user_code
 from everburn.config import Entrypoint
 from everburn.emulator.models.base_model import TINY
 from everburn.emulator.training.losses import Loss
@@ -22,6 +21,7 @@ from everburn.records.ledger import AdamParams
 from everburn.rollouts.contract import RolloutSample
 from everburn.trainers.protocol import TrainerRejectedError, TrainerUnfitError
 from everburn.trainers.serverless import ServerlessTrainer, to_sdk
+from everburn.usercode import limits as user_code
 from support import losses
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config

@@ -10,15 +10,15 @@ from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import prepare_submission
 from everburn.records.ids import GroupKey
 from everburn.records.keys import group_key, rollout_key
-from everburn.rollouts.contract import RolloutRun, RolloutSample
 from everburn.records.store import ArtifactStore
-from everburn.trainers.protocol import PublicationMismatchError
+from everburn.rollouts.contract import RolloutRun, RolloutSample
 from everburn.trainers.probe import (
     BEFORE_ANY_COMPLETION,
     SCORED_TOKENS,
     check_served,
     recorded_completion,
 )
+from everburn.trainers.protocol import PublicationMismatchError
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.records import a_group, a_member, a_record

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from everburn.trainers import serverless
 from everburn.trainers.protocol import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from everburn.trainers import serverless
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from everburn.trainers.protocol import Trainer, TrainerUnavailableError
 from everburn.trainers import dedicated, serverless
-from everburn.trainers.session_opening import Openings, opened
+from everburn.trainers.protocol import Trainer, TrainerUnavailableError
 from everburn.trainers.serverless import ServerlessTrainer
+from everburn.trainers.session_opening import Openings, opened
 from support.emulator import RunningEmulator
 from support.places import Place
 from support.sessions import a_config

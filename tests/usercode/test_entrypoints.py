@@ -103,5 +103,7 @@ def test_something_that_cant_be_called_is_refused(user_code: Write):
 
 
 def test_a_worker_is_named_by_process_and_host(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("everburn.usercode.entrypoints.platform", SimpleNamespace(node=lambda: "gpu-7"))
+    monkeypatch.setattr(
+        "everburn.usercode.entrypoints.platform", SimpleNamespace(node=lambda: "gpu-7")
+    )
     assert worker_name() == f"{os.getpid()}@gpu-7"

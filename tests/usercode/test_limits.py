@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from everburn.usercode import limits as user_code
 from everburn.trainers.serverless import RESULT_TIMEOUT
+from everburn.usercode import limits as user_code
 from everburn.usercode.limits import LimitedLoop, UserCodeStuckError, limited
 from workflows.run.session import MUTATION_TIMEOUT
 

@@ -20,7 +20,15 @@ from workflows.run.train_run import TrainRun
 def test_serving_a_run_imports_nothing_heavy(temporal_server: str, tmp_path: Path) -> None:
     # -X importtime makes Python itself write down each import of the process.
     python = [sys.executable, "-P", "-X", "importtime"]
-    command = [*python, "-m", "workers.cli.app", "worker", "orchestrator", "--address", temporal_server]
+    command = [
+        *python,
+        "-m",
+        "workers.cli.app",
+        "worker",
+        "orchestrator",
+        "--address",
+        temporal_server,
+    ]
     imports = tmp_path / "imports.txt"
     with imports.open("w") as stderr:
         worker = subprocess.Popen(command, cwd=tmp_path, env=environment_of_tests(), stderr=stderr)

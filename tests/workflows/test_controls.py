@@ -16,8 +16,8 @@ from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities import records
 from everburn.records.commands import Control, ending_of, read_controls
-from everburn.records.ledger import LedgerEntry
 from everburn.records.ids import RunRef
+from everburn.records.ledger import LedgerEntry
 from everburn.records.steps import StepOutcome
 from everburn.records.store import ArtifactStore
 from everburn.trainers.protocol import TrainerRejectedError

@@ -13,7 +13,8 @@ from everburn.rollouts.failures import SnapshotGoneError
 from support.farm import Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows.children import retries as attempts, evaluation
+from workflows.children import evaluation
+from workflows.children import retries as attempts
 
 HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
 

@@ -8,8 +8,8 @@ import pytest
 
 from activities import records, rollouts
 from everburn import RolloutRun, RolloutSample
-from everburn.records.ledger import LedgerEntry
 from everburn.records.ids import RunRef
+from everburn.records.ledger import LedgerEntry
 from everburn.records.steps import StepOutcome
 from support import tasks
 from support.farm import Start

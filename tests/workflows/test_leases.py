@@ -27,8 +27,9 @@ from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.trainer import ScriptedTrainer
 from support.waiting import Gate
-from workflows.run import start as first_lease, recovery
 from workflows.children import trainer_lease
+from workflows.run import recovery
+from workflows.run import start as first_lease
 from workflows.run.ui import describe
 
 LOST = TrainerStateLostError("the service restarted")

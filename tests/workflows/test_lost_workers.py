@@ -8,9 +8,9 @@ import pytest
 from temporalio import activity
 
 from activities import heartbeats
+from everburn.records.store import ArtifactStore
 from everburn.rollouts import runner as rollout_runner
 from everburn.rollouts.sandboxes import Resources, registered
-from everburn.records.store import ArtifactStore
 from support.farm import Farm, Run, Start
 from support.sandboxes import noted
 from support.script import Draw, Script

@@ -7,8 +7,8 @@ from activities.messages import LeaseGrant
 from everburn.config import parse_config
 from everburn.records.ids import RunRef
 from workflows.messages import LeaseEnded
-from workflows.run.state import RunState
 from workflows.run.session import LeaseLostError, TrainerSession
+from workflows.run.state import RunState
 
 
 def test_what_a_lease_says_late_of_its_end_changes_nothing():

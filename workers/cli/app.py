@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from everburn.secrets import redacted
 from everburn.records.store import StoreError
-from workers.hud import cli as hud_cli
+from everburn.secrets import redacted
+from workers.cli.terminal import console, print_line, say
+from workers.connection import DEFAULT_NAMESPACE
+from workers.environment import BUILD_ID_ENV, intruders
 from workers.errors import BadInputError, UserError
 from workers.exits import exit_code, leave
-from workers.environment import intruders
-from workers.connection import DEFAULT_NAMESPACE
-from workers.cli.terminal import console, print_line, say
-from workers.cli.run import stay_with
-from workers.environment import BUILD_ID_ENV
+from workers.hud import cli as hud_cli
 
 if TYPE_CHECKING:
     from workers.connection import Server
@@ -100,13 +98,13 @@ def run(
 
     With --address nothing is started: that server and its workers do the work.
     """
-    from workers.cli.run import Launch
-    from workers.stack.ports import PortWishes
     from workers.cli.preflight import check_local, make_base_model
+    from workers.cli.run import Launch, stay_with
     from workers.cli.run_file import load_run_file
     from workers.connection import Server
     from workers.signals import sigterm_interrupts
     from workers.stack.attachment import Stack
+    from workers.stack.ports import PortWishes
 
     here = Path.cwd()
     file = load_run_file(config, assignments or [], here)
@@ -146,13 +144,12 @@ def resume(
     """
     import time
 
-    from workers.cli.run import Launch
-    from workers.stack.ports import PortWishes
-    from workers.cli.resume import ended_run, goes_on
-    from workflows.restore import rebuilt_state
+    from workers.cli.resume import ended_run, goes_on, resumed_state
+    from workers.cli.run import Launch, stay_with
     from workers.connection import Server
     from workers.signals import sigterm_interrupts
     from workers.stack.attachment import Stack
+    from workers.stack.ports import PortWishes
 
     found, file, checkpoint = ended_run(run, assignments or [], Path.cwd())
 
@@ -162,7 +159,7 @@ def resume(
             say(f"run {found.id} hasn't ended: it goes on, and Ctrl-C asks it to stop")
             return stay_with(Launch(file, found.id, server, news, follows=True), stack)
         # Only now: until its end a run adds to its folder.
-        state = rebuilt_state(found, file.config, time.time(), checkpoint)
+        state = resumed_state(found, file.config, time.time(), checkpoint)
         return stay_with(Launch(file, found.id, server, news, state, goes_on=True), stack)
 
     if address is not None:
@@ -192,11 +189,11 @@ def fork(
 ) -> None:
     """Start a new run from the state that a run, ended or running, had after a step."""
     from workers.cli.fork import plan_fork
-    from workers.cli.run import Launch, check_id_is_free
-    from workers.stack.ports import PortWishes
+    from workers.cli.run import Launch, check_id_is_free, stay_with
     from workers.connection import Server
     from workers.signals import sigterm_interrupts
     from workers.stack.attachment import Stack
+    from workers.stack.ports import PortWishes
 
     plan = plan_fork(run, step, run_id, assignments or [], Path.cwd())
 
@@ -219,9 +216,9 @@ def dev(
     port: TemporalPort = None, ui_port: UiPort = None, emulator_port: EmulatorPort = None
 ) -> None:
     """Keep a local stack up: Temporal, the emulator and three workers, until Ctrl-C."""
-    from workers.stack.ports import PortWishes
     from workers.signals import sigterm_interrupts
     from workers.stack.attachment import Stack
+    from workers.stack.ports import PortWishes
 
     ports = PortWishes(port, ui_port, emulator_port)
     with sigterm_interrupts(), Stack.attach(Path.cwd(), ports, say) as stack:
@@ -276,8 +273,8 @@ def verify(
     recorded file is as it was recorded. Says what couldn't be compared.
     """
     from workers.cli.run_file import find_run_folder
-    from workers.signals import sigterm_interrupts
     from workers.cli.verify import described, verify_run
+    from workers.signals import sigterm_interrupts
 
     here = Path.cwd()
     found = find_run_folder(run, here)

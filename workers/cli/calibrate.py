@@ -9,15 +9,15 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
-from everburn.trainers.backends import on_shared_emulator
-from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.config import RunConfig
 from everburn.records.ids import RunRef
-from workers.errors import UserError
+from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Draw, calibrate
+from everburn.trainers.backends import on_shared_emulator
 from workers.cli.preflight import check_local, make_base_model
-from workers.stack.temporary_emulator import spare_emulator
-from workers.stack.folder import StackFolder
 from workers.environment import imports_from
+from workers.errors import UserError
+from workers.stack.folder import StackFolder
+from workers.stack.temporary_emulator import spare_emulator
 
 
 def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
@@ -44,12 +44,12 @@ def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
 
 
 async def _calibrate(run: RunRef, config: RunConfig) -> Calibration:
-    from everburn.rollouts.dataset import DatasetError
-    from everburn.usercode.entrypoints import EntrypointError
     from everburn.rollouts.contract import InvalidRolloutError, PromptTooLongError
+    from everburn.rollouts.dataset import DatasetError
     from everburn.rollouts.tokenizers import TokenizerError
     from everburn.trainers.protocol import TrainerError
     from everburn.trainers.serverless import ServerlessTrainer
+    from everburn.usercode.entrypoints import EntrypointError
 
     try:
         return await calibrate(run, config, ServerlessTrainer.open)

@@ -16,16 +16,16 @@ from typing import Literal
 
 from rich.console import Console
 
-from everburn.trainers.backends import MissingKeyError, api_key
 from everburn.config import RunConfig
 from everburn.records.store import ArtifactStore
+from everburn.trainers.backends import MissingKeyError, api_key
 from workers import dotenv
-from workers.errors import UserError
-from workers.environment import OUR_FOLDER, OUR_PACKAGES, intruders
-from workers.stack.ports import PortWishes, is_free, occupant
 from workers.cli.run_file import RunFile, load_run_file, missing_datasets
 from workers.connection import Server
+from workers.environment import OUR_FOLDER, OUR_PACKAGES, intruders
+from workers.errors import UserError
 from workers.stack.folder import StackFolder
+from workers.stack.ports import PortWishes, is_free, occupant
 from workers.stack.temporal_server import binary_version, find_binary
 
 PYTHONS = ((3, 11), (3, 12))

@@ -8,15 +8,15 @@ admission have modules of their own.
 import math
 from collections.abc import Iterator
 
-from everburn.trainers.backends import api_root, training_url
 from everburn.config import RunConfig
-from everburn.rollouts.dataset import DatasetError, load_rows
-from everburn.usercode.entrypoints import EntrypointError
-from everburn.records.provisioning import readable_name
 from everburn.records.ids import RunRef
+from everburn.records.provisioning import readable_name
+from everburn.rollouts.dataset import DatasetError, load_rows
 from everburn.rollouts.runner import resolve_names
-from workers.errors import BadInputError
+from everburn.trainers.backends import api_root, training_url
+from everburn.usercode.entrypoints import EntrypointError
 from workers.cli.run_file import RunFile
+from workers.errors import BadInputError
 
 Line = tuple[str, str]
 MAX_NAMES = 6

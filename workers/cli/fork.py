@@ -14,10 +14,10 @@ from everburn.records.forks import ForkError, check_past, copy_past
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import Origin
 from everburn.records.store import ArtifactStore, StoreError
-from workers.errors import BadInputError, UserError
-from workers.cli.resume import known_run, note_taken_over
-from workflows.restore import rebuilt_state
+from workers.cli.resume import known_run, resumed_state
 from workers.cli.run_file import RunFile, assign, check_run_id, locate_datasets, new_run_id
+from workers.errors import BadInputError, UserError
+from workflows.restore import note_taken_over
 from workflows.run.state import RunState
 
 
@@ -42,7 +42,7 @@ class Fork:
                 f"{self.origin} can't be copied: {error}. What was copied so far is in "
                 f"{self.run.folder}: remove it before you try again"
             ) from None
-        state = rebuilt_state(self.run, self.file.config, time.time())
+        state = resumed_state(self.run, self.file.config, time.time())
         note_taken_over(state, self.origin.run, self.file.config, self.origin.step)
         return state
 

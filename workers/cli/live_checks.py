@@ -7,6 +7,8 @@ findings are shown (doctor.py).
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
+from everburn.config import RunConfig
+from everburn.rollouts.tokenizers import load_tokenizer
 from everburn.trainers.backends import (
     MissingKeyError,
     UnreachableError,
@@ -14,8 +16,6 @@ from everburn.trainers.backends import (
     check_reachable,
     control_url,
 )
-from everburn.config import RunConfig
-from everburn.rollouts.tokenizers import load_tokenizer
 from everburn.trainers.errors import translated
 from everburn.trainers.promotion import model_exists
 

@@ -1,17 +1,17 @@
 """What a run on the local stack needs before anything is started.
 
-The workers check all of it again (everburn/rollouts/task.py); here it is checked because on one machine the
-answer is known at once, not after a server has started.
+The workers check all of it again (everburn/rollouts/task.py); here it is checked because on one
+machine the answer is known at once, not after a server has started.
 """
 
 from pathlib import Path
 
-from everburn.trainers.backends import MissingKeyError, api_key
 from everburn.config import RunConfig
+from everburn.trainers.backends import MissingKeyError, api_key
 from workers import dotenv
-from workers.errors import BadInputError
 from workers.cli.run_file import missing_datasets
 from workers.environment import imports_from
+from workers.errors import BadInputError
 
 
 def check_local(config: RunConfig, folder: Path) -> None:

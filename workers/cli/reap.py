@@ -10,20 +10,20 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from everburn.trainers.backends import EMULATOR_URL_ENV, UnreachableError, api_root, check_reachable
 from everburn.config import RunConfig
 from everburn.records.commands import ending_of
-from everburn.records.provisioning import find_resources
 from everburn.records.ids import RunRef
-from everburn.rollouts.sandboxes import Reaped, reap
+from everburn.records.provisioning import find_resources
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.sandboxes import Reaped, reap
+from everburn.trainers.backends import EMULATOR_URL_ENV, UnreachableError, api_root, check_reachable
 from workers import dotenv
-from workers.errors import BadInputError, UserError
 from workers.cli.resume import known_run
 from workers.cli.runs import look_up
 from workers.connection import Server
-from workers.stack.folder import StackFolder
 from workers.environment import imports_from
+from workers.errors import BadInputError, UserError
+from workers.stack.folder import StackFolder
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
     """What was done with the job and the deployment, and what hindered it."""
     if not config.dedicated or find_resources(ArtifactStore.of(run)) is None:
         return "", ""
-    from everburn.trainers.protocol import TrainerError
     from everburn.trainers.jobs import RunResources
+    from everburn.trainers.protocol import TrainerError
 
     if config.local:
         if (stack := StackFolder(folder).find()) is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
+from everburn.records.ids import RunRef
+from everburn.records.store import ArtifactStore
 from everburn.rollouts.evaluation import (
     AFTER_KEY,
     BEFORE_KEY,
@@ -14,8 +16,6 @@ from everburn.rollouts.evaluation import (
     load_report,
     summarise,
 )
-from everburn.records.ids import RunRef
-from everburn.records.store import ArtifactStore
 
 COUNTS = {
     "correct": "correct",

@@ -1,15 +1,15 @@
 """`everburn run`: starting a run, or following one, and staying with it until it has ended.
 
 Owns what an interrupt means to the person in front (the first asks the run to stop, the second
-leaves it), and what is said at the end. Doesn't own the stack (workers/stack/attachment.py) or the run
-(workflows/run/train_run.py), which goes on whoever watches.
+leaves it), and what is said at the end. Doesn't own the stack (workers/stack/attachment.py) or the
+run (workflows/run/train_run.py), which goes on whoever watches.
 """
 
 import asyncio
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from rich.console import Console
 
 from everburn.records.ids import RunRef
 from everburn.records.store import StoreError
-from workers.errors import BadInputError, UserError
 from workers.cli.progress import Progress, progress_on
 from workers.cli.report import Comparison, duration, metrics_table
 from workers.cli.run_file import RunFile, check_run_id, is_local, link_latest, new_run_id
@@ -30,11 +29,12 @@ from workers.cli.runs import (
     request_stop,
     rollouts_failed,
 )
-from workers.environment import as_typed
-from workers.connection import Server
-from workers.signals import interrupts_call
 from workers.cli.stale_code import stale_code
-from workers.cli.terminal import print_line
+from workers.cli.terminal import console, print_line, say
+from workers.connection import Server
+from workers.environment import as_typed
+from workers.errors import BadInputError, UserError
+from workers.signals import interrupts_call
 from workflows.messages import RolloutsFailed, RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 
@@ -128,6 +128,21 @@ async def launch(order: Launch, console: Console) -> int:
         watch = Watch(client, handle, progress, order)
         ending = await watch.until_end()
     return _tell(order, console, run_id, ending, watch.status)
+
+
+def stay_with(order: Launch, stack: "Stack | None" = None) -> int:
+    """Launch, and say what still runs when the person leaves it; the exit code."""
+    if stack is not None and not stack.started_here:
+        # As it is now: its workers may have been started again.
+        order = replace(order, found=stack.folder.find() or stack.state)
+    try:
+        return asyncio.run(launch(order, console))
+    except RunLeft as left:
+        if stack is not None:
+            stack.stay()
+        for line in left.description(order.server, stack):
+            say(line)
+        return left.exit_code
 
 
 async def start_run(order: Launch, client: "Client") -> "tuple[str, Handle]":

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from everburn.config import ConfigError, Entrypoint, RunConfig, parse_config
-from everburn.records.keys import CONFIG_KEY
 from everburn.records.ids import RunRef
+from everburn.records.keys import CONFIG_KEY
 from everburn.records.store import ArtifactStore
 from workers.errors import BadInputError
 

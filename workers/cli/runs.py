@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import find_owner
 from everburn.records.store import ArtifactStore
-from workers.errors import BadInputError, UserError
 from workers.connection import Server
+from workers.errors import BadInputError, UserError
 from workflows.messages import RolloutsFailed, Status, StopRequest
 
 if TYPE_CHECKING:

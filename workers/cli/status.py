@@ -8,8 +8,8 @@ from rich.table import Table
 from workers.cli.progress import activity, facts
 from workers.cli.report import duration, metrics_table
 from workers.cli.runs import Run, failure_of, find_run, list_runs, request_stop, run_status
-from workers.connection import Server
 from workers.cli.terminal import print_line
+from workers.connection import Server
 
 
 async def show_runs(server: Server, console: Console) -> None:

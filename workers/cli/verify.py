@@ -1,7 +1,8 @@
 """`everburn verify`: a run of this folder against its own ledger.
 
 Owns finding the run's folder, and what is said of it. Doesn't own the verification
-(everburn/records/verification.py), nor the emulator on which it is re-executed (workers/stack/temporary_emulator.py).
+(everburn/records/verification.py), nor the emulator on which it is re-executed
+(workers/stack/temporary_emulator.py).
 """
 
 import time
@@ -10,17 +11,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from everburn.trainers.backends import on_shared_emulator
 from everburn.config import ConfigError, RunConfig
-from everburn.records.keys import CONFIG_KEY
 from everburn.records.ids import RunRef
+from everburn.records.keys import CONFIG_KEY
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore, StoreError
 from everburn.records.verification import VerificationError, Verified, check_records, verify
-from workers.errors import BadInputError, UserError
-from workers.stack.temporary_emulator import spare_emulator
-from workers.stack.folder import StackFolder
+from everburn.trainers.backends import on_shared_emulator
 from workers.environment import imports_from
+from workers.errors import BadInputError, UserError
+from workers.stack.folder import StackFolder
+from workers.stack.temporary_emulator import spare_emulator
 
 
 async def verify_run(run: RunRef, folder: Path) -> Verified:
@@ -93,8 +94,8 @@ def checkpoint_digest(home: Path, path: str) -> str:
 
     Raises VerificationError: it isn't there any more, or damaged.
     """
-    from everburn.emulator.training.checkpoints import weights_digest
     from everburn.emulator.errors import EmulatorError
+    from everburn.emulator.training.checkpoints import weights_digest
 
     try:
         return weights_digest(home, path)

@@ -10,19 +10,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everburn.trainers.backends import EMULATOR_URL_ENV
 from everburn.secrets import keep_environment_secret, redact_logs
+from everburn.trainers.backends import EMULATOR_URL_ENV
 from workers import dotenv
-from workers.connection import Server
-from workers.stack.folder import StackFolder
+from workers.connection import DEFAULT_ADDRESS, Server
 from workers.environment import let_import_from
+from workers.stack.folder import StackFolder
 
 if TYPE_CHECKING:
     from workers.processes import Role
-
-DEFAULT_ADDRESS = "127.0.0.1:7233"
-BUILD_ID_ENV = "EVERBURN_BUILD_ID"
-"""Empty: unversioned workers."""
 
 
 def serve(

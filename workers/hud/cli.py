@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from workers.cli.terminal import say
 from workers.errors import BadInputError, UserError
 from workers.hud.recipe import EMULATOR, FIREWORKS, Backend, HudOptions, LossFn
-from workers.cli.terminal import say
-from workers.cli.run import stay_with
 
 app = typer.Typer(
     name="hud",
@@ -100,14 +99,14 @@ def train(
         _calibrate(options, here)
         return
     from everburn.records.ids import RunRef
-    from workers.hud.files import FilesBeside, RecipeFiles
-    from workers.cli.run import Launch
-    from workers.stack.ports import PortWishes
     from workers.cli.preflight import check_local, make_base_model
+    from workers.cli.run import Launch, stay_with
     from workers.cli.run_file import new_run_id
     from workers.connection import Server
+    from workers.hud.files import FilesBeside, RecipeFiles
     from workers.signals import sigterm_interrupts
     from workers.stack.attachment import Stack
+    from workers.stack.ports import PortWishes
 
     check_local(file.config, here)
     run_id = new_run_id(file.name, file.config.store, datetime.now())

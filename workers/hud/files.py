@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from everburn.records.checkpoints import find_checkpoint
-from everburn.rollouts.evaluation import AFTER_KEY, BEFORE_KEY, EvaluationReport, load_report
+from everburn.records.ids import RunRef
 from everburn.records.ledger import LedgerEntry, find_entry
 from everburn.records.publications import find_publication
-from everburn.records.ids import RunRef
 from everburn.records.store import ArtifactStore, StoreError
+from everburn.rollouts.evaluation import AFTER_KEY, BEFORE_KEY, EvaluationReport, load_report
 from workers.errors import BadInputError
 from workers.hud.recipe import HudOptions
 from workflows.messages import RolloutsFailed, RunResult

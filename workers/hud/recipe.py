@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from everburn.config import ConfigError, parse_config
 from workers import dotenv
-from workers.errors import BadInputError
 from workers.cli.run_file import RunFile
+from workers.errors import BadInputError
 
 Backend = Literal["fireworks", "emulator"]
 LossFn = Literal["importance_sampling", "ppo", "cispo"]

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from workers import dotenv
-from workers.errors import BadInputError, UserError
-from workers.stack.ports import PortWishes, choose, is_free
 from workers.environment import as_typed
+from workers.errors import BadInputError, UserError
 from workers.stack.folder import FolderLock, StackFolder, StackState, end_leftovers
+from workers.stack.ports import PortWishes, choose, is_free
 from workers.stack.supervisor import StackOrder
 from workers.stack.temporal_server import find_binary
 

@@ -1,11 +1,11 @@
 """The supervisor of a local stack: starts its services, restarts what dies, stops them in order.
 
-It is a process of its own, started by the first command that needs the stack (attachment.py), and it
-lives for as long as some command is attached. That is decided by a file lock that every attached
-command holds and that the kernel drops when a command ends, also by SIGKILL: so no service
-outlives its users, on Linux and on macOS alike, and neither Temporal's binary nor a worker has to
-know anything about its parent. (PR_SET_PDEATHSIG is Linux only; a pipe inherited by the children
-can't be watched by a foreign binary, and dies with the first of several users.)
+It is a process of its own, started by the first command that needs the stack (attachment.py), and
+it lives for as long as some command is attached. That is decided by a file lock that every attached
+command holds and that the kernel drops when a command ends, also by SIGKILL: so no service outlives
+its users, on Linux and on macOS alike, and neither Temporal's binary nor a worker has to know
+anything about its parent. (PR_SET_PDEATHSIG is Linux only; a pipe inherited by the children can't
+be watched by a foreign binary, and dies with the first of several users.)
 
 The supervisor leads a session of its own: Ctrl-C in the terminal reaches the command, not the
 services, which a graceful stop still needs. Signals: SIGTERM stops the stack; SIGUSR1 keeps it up
@@ -30,12 +30,12 @@ import psutil
 from pydantic import BaseModel
 
 from everburn.trainers.backends import EMULATOR_URL_ENV
-from workers.exits import leave
-from workers.stack.ports import HOST
 from workers.connection import DEFAULT_NAMESPACE
-from workers.stack.folder import FolderLock, ProcessRecord, StackFolder, StackState, end_processes
-from workers.stack.temporal_server import start_command
 from workers.environment import BUILD_ID_ENV
+from workers.exits import leave
+from workers.stack.folder import FolderLock, ProcessRecord, StackFolder, StackState, end_processes
+from workers.stack.ports import HOST
+from workers.stack.temporal_server import start_command
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
 
 POLL = 0.2

@@ -10,9 +10,9 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.environment import find_script
 from workers.errors import UserError
 from workers.stack.ports import HOST
-from workers.environment import find_script
 
 SETTINGS = Path(__file__).parent / "temporal-server.toml"
 """A link to infra/temporal/server.toml, so that an installed package has it too."""

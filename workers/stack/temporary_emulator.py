@@ -11,8 +11,8 @@ from pathlib import Path
 
 from everburn.trainers.backends import EMULATOR_URL_ENV
 from workers.errors import UserError
-from workers.stack.ports import HOST, free_port, is_open
 from workers.stack.folder import FolderLock, StackFolder
+from workers.stack.ports import HOST, free_port, is_open
 from workers.stack.supervisor import everburn_command
 
 START_TIMEOUT = 180.0

@@ -21,8 +21,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import TRAINER_STATE_LOST
     from activities.messages import AcquireLease, LeaseGrant, LeaseRef
     from activities.trainer import TrainerActivities
-    from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder, LeaseWaiting
     from workflows.children.provisioning import Provisioning, WaitIsLongError, clean_up
+    from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder, LeaseWaiting
     from workflows.queues import TRAINER_QUEUE
     from workflows.reset_guard import ResetGuard
 

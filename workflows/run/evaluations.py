@@ -16,8 +16,8 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from workflows.children.evaluation import Evaluation
     from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport, RolloutsFailed
-    from workflows.run.recorder import Recorder
     from workflows.run.live_config import Settings
+    from workflows.run.recorder import Recorder
     from workflows.run.state import Fatal, RunState
 
 GRACE = timedelta(minutes=5)

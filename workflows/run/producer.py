@@ -23,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.search_attributes import POLICY_VERSION, ROW, RUN
     from everburn.records.ids import GroupKey, group_workflow_id
     from everburn.scheduling.queue import QueuedGroup
+    from workflows.children.prompt_group import PromptGroup, completion_limit
     from workflows.children.retries import MAX_FAILURES, MAX_LOSSES
     from workflows.messages import (
         ROLLOUT_FAILED,
@@ -31,7 +32,6 @@ with workflow.unsafe.imports_passed_through():
         Released,
         RolloutsFailed,
     )
-    from workflows.children.prompt_group import PromptGroup, completion_limit
     from workflows.run.live_config import Settings
     from workflows.run.state import Fatal, GroupOut, RowHistory, RunState
 

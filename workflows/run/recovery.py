@@ -26,10 +26,10 @@ with workflow.unsafe.imports_passed_through():
     from activities.trainer import TrainerActivities
     from everburn.records.ids import group_ranges
     from workflows.run.evaluations import Evaluations
-    from workflows.run.producer import Producer
     from workflows.run.live_config import Settings
-    from workflows.run.state import CheckpointAt, Fatal, RunState
+    from workflows.run.producer import Producer
     from workflows.run.session import LeaseLostError, TrainerSession
+    from workflows.run.state import CheckpointAt, Fatal, RunState
 
 MAX_LOSSES = 3
 """Losses at one step, after which the step itself is suspected: a datum may be the killer."""

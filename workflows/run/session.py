@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LeaseRef
     from activities.trainer import LEASE_SLOTS
     from everburn.config import RunConfig
+    from workflows.children.trainer_lease import TrainerLease
     from workflows.messages import (
         LeaseEnded,
         LeaseGranted,
@@ -29,7 +30,6 @@ with workflow.unsafe.imports_passed_through():
         ProvisioningWait,
     )
     from workflows.run.state import RunState
-    from workflows.children.trainer_lease import TrainerLease
 
 T = TypeVar("T")
 

@@ -19,16 +19,16 @@ with workflow.unsafe.imports_passed_through():
     from activities.rollouts import RolloutActivities
     from activities.trainer import TrainerActivities
     from everburn.records.commands import Ending
-    from workflows.run.evaluations import Evaluations
-    from workflows.run.step import SAVE_ATTEMPTS, save_checkpoint
-    from workflows.run.producer import Producer
     from workflows.children.provisioning import clean_up
     from workflows.queues import ROLLOUT_QUEUE
+    from workflows.run.evaluations import Evaluations
+    from workflows.run.live_config import Settings
+    from workflows.run.producer import Producer
     from workflows.run.recorder import Recorder
     from workflows.run.recovery import Recovery, backoff, remember
-    from workflows.run.live_config import Settings
-    from workflows.run.state import CheckpointAt, RunState
     from workflows.run.session import LeaseLostError, TrainerSession
+    from workflows.run.state import CheckpointAt, RunState
+    from workflows.run.step import SAVE_ATTEMPTS, save_checkpoint
 
 PROMOTE_ATTEMPTS = 3
 REAP_TIMEOUT = timedelta(minutes=3)

@@ -15,12 +15,12 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import CAPACITY, STORE, UNAVAILABLE, message_of
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
     from activities.trainer import TrainerActivities
-    from workflows.run.step import save_checkpoint
+    from workflows.run.live_config import Settings
     from workflows.run.producer import Producer
     from workflows.run.recovery import MAX_LOSSES, Recovery, backoff, remember
-    from workflows.run.live_config import Settings
-    from workflows.run.state import CheckpointAt, RunState
     from workflows.run.session import LeaseLostError, TrainerSession
+    from workflows.run.state import CheckpointAt, RunState
+    from workflows.run.step import save_checkpoint
 
 START_PATIENCE = 120.0
 """Seconds for a service or a store that doesn't answer to be back, before the first session is had:

@@ -30,15 +30,15 @@ with workflow.unsafe.imports_passed_through():
     from activities.trainer import TrainerActivities
     from everburn.learning.diagnostics import distance_metrics
     from everburn.learning.schedules import learning_rate
-    from everburn.records.ledger import AdamParams, PreparedBatch
     from everburn.records.ids import RewardSum, decode_groups, encode_groups, group_ranges
+    from everburn.records.ledger import AdamParams, PreparedBatch
     from workflows.run.evaluations import Evaluations
+    from workflows.run.live_config import Settings
     from workflows.run.producer import Producer
     from workflows.run.recorder import Recorder
     from workflows.run.recovery import remember
-    from workflows.run.live_config import Settings
-    from workflows.run.state import CheckpointAt, RunState, Sent
     from workflows.run.session import LeaseLostError, TrainerSession, look_at_outcome
+    from workflows.run.state import CheckpointAt, RunState, Sent
 
 LONG_STEP = 6_000
 """Events after which a step goes on in another execution while its batch is collected: rows that a

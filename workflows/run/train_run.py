@@ -30,10 +30,6 @@ with workflow.unsafe.imports_passed_through():
     from everburn.config import ConfigError, RunConfig, parse_config, reconfigured
     from everburn.records.commands import Ending
     from everburn.records.ids import RunRef
-    from workflows.run.ui import describe
-    from workflows.run.shutdown import RunEnding
-    from workflows.run.evaluations import Evaluations
-    from workflows.run.start import FirstLease
     from workflows.messages import (
         EvaluationReport,
         GroupReport,
@@ -45,15 +41,19 @@ with workflow.unsafe.imports_passed_through():
         Status,
         StopRequest,
     )
-    from workflows.run.step import OptimizerStep, Outcome
-    from workflows.run.producer import Producer
     from workflows.queues import ROLLOUT_QUEUE
+    from workflows.reset_guard import ResetGuard
+    from workflows.run.evaluations import Evaluations
+    from workflows.run.live_config import Settings
+    from workflows.run.producer import Producer
     from workflows.run.recorder import Recorder
     from workflows.run.recovery import Recovery, backoff
-    from workflows.reset_guard import ResetGuard
-    from workflows.run.live_config import Settings
-    from workflows.run.state import RunState
     from workflows.run.session import LeaseLostError, TrainerSession
+    from workflows.run.shutdown import RunEnding
+    from workflows.run.start import FirstLease
+    from workflows.run.state import RunState
+    from workflows.run.step import OptimizerStep, Outcome
+    from workflows.run.ui import describe
     from workflows.run.watchdog import Watchdog
 
 MAX_HISTORY = 3_000

@@ -15,13 +15,13 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import Reconcile, Reconciled
     from activities.reconciliation import MAX_FINISHED, ReconciliationActivities
     from everburn.records.ids import GroupKey, decode_groups, encode_groups
-    from workflows.run.evaluations import Evaluations
     from workflows.messages import EvaluationReport, GroupReport
-    from workflows.run.producer import Producer
     from workflows.queues import ORCHESTRATOR_QUEUE
+    from workflows.run.evaluations import Evaluations
+    from workflows.run.producer import Producer
     from workflows.run.recorder import Recorder
-    from workflows.run.state import RunState
     from workflows.run.session import TrainerSession
+    from workflows.run.state import RunState
 
 INTERVAL = 30.0
 """Seconds between looks; each costs a dozen events of history."""

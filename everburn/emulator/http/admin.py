@@ -5,13 +5,13 @@ from typing import cast, get_args
 
 from fastapi import APIRouter, Request, Response
 
-from everburn.emulator.training import operations
-from everburn.emulator.http import wire
-from everburn.emulator.training.checkpoints import digest
 from everburn.emulator.errors import InvalidInput
 from everburn.emulator.faults import ADMIN, Fault, FaultPlan
+from everburn.emulator.http import wire
 from everburn.emulator.managed import JobState
 from everburn.emulator.service import Emulator
+from everburn.emulator.training import operations
+from everburn.emulator.training.checkpoints import digest
 from everburn.emulator.unknowns import Unknowns
 
 

@@ -18,12 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from everburn.emulator.http import wire
-from everburn.emulator.training.checkpoints import CheckpointRef
-from everburn.emulator.sampling.distribution import SamplingParams
 from everburn.emulator.errors import EmulatorError, InvalidInput, NotFound, SessionExpired
+from everburn.emulator.http import wire
+from everburn.emulator.sampling.distribution import SamplingParams
 from everburn.emulator.sampling.sampler import Completion, Ticket
 from everburn.emulator.service import Emulator, Target
+from everburn.emulator.training.checkpoints import CheckpointRef
 
 _FIELDS = {
     *("model", "prompt", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop"),

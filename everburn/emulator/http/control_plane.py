@@ -1,16 +1,16 @@
 """Routes of the control plane under /v1: accounts, models, training sessions and their promotion.
 
-Owns what these resources look like on the wire. Does not own sessions (`emulator/sessions.py`) or promoted
-models (`emulator/models/registry.py`).
+Owns what these resources look like on the wire. Does not own sessions (`emulator/sessions.py`) or
+promoted models (`emulator/models/registry.py`).
 """
 
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from everburn.emulator.models import base_model
-from everburn.emulator.http import wire
 from everburn.emulator.errors import NotFound
+from everburn.emulator.http import wire
+from everburn.emulator.models import base_model
 from everburn.emulator.service import Emulator
 from everburn.emulator.sessions import Session, Snapshot
 

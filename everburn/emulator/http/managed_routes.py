@@ -14,11 +14,11 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from everburn.emulator.http import wire
 from everburn.emulator.errors import InvalidInput, NotFound
+from everburn.emulator.http import wire
+from everburn.emulator.http.training_routes import training_routes
 from everburn.emulator.managed import Export
 from everburn.emulator.service import Emulator
-from everburn.emulator.http.training_routes import training_routes
 
 TRAINER = "/training/v1/rlorTrainerJobs/{account}/{job}"
 JOBS = "/v1/accounts/{account}/rlorTrainerJobs"

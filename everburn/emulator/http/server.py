@@ -19,15 +19,15 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 
+from everburn.emulator.errors import EmulatorError
+from everburn.emulator.faults import FaultPlan, FaultyApp
 from everburn.emulator.http import wire
 from everburn.emulator.http.admin import admin_routes
 from everburn.emulator.http.completions import CompletionsRoute
 from everburn.emulator.http.control_plane import control_plane_routes
 from everburn.emulator.http.managed_routes import managed_routes
-from everburn.emulator.errors import EmulatorError
-from everburn.emulator.faults import FaultPlan, FaultyApp
-from everburn.emulator.service import Emulator, EmulatorSettings
 from everburn.emulator.http.training_routes import training_routes
+from everburn.emulator.service import Emulator, EmulatorSettings
 
 SERVERLESS = "/training/v1/serverless"
 

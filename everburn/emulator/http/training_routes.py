@@ -11,13 +11,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from everburn.emulator.training import operations
-from everburn.emulator.http import wire
-from everburn.emulator.training.checkpoints import CheckpointRef
 from everburn.emulator.compute import Work
-from everburn.emulator.training.futures import Promise, Result
+from everburn.emulator.http import wire
 from everburn.emulator.service import Emulator
 from everburn.emulator.sessions import Model
+from everburn.emulator.training import operations
+from everburn.emulator.training.checkpoints import CheckpointRef
+from everburn.emulator.training.futures import Promise, Result
 
 LONG_POLL_SECONDS = 5.0
 """How long retrieve_future waits for a result before it answers try_again. The SDK gives up on a

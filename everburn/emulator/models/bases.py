@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from everburn.emulator.models import base_model
 from everburn.emulator.errors import InvalidInput
+from everburn.emulator.models import base_model
 from everburn.emulator.sampling.stops import EnderCache
 
 Tensors = Mapping[str, Tensor]
@@ -133,7 +133,8 @@ class Bases:
 
 
 def _require_plain(name: str, config: Qwen3Config) -> None:
-    """Refuse variants of the architecture that sampling (`emulator/sampling/decoder.py`) does not implement."""
+    """Refuse variants of the architecture that sampling (`emulator/sampling/decoder.py`) does not
+    implement."""
     plain = (
         set(config.layer_types) == {"full_attention"}
         and config.rope_parameters["rope_type"] == "default"

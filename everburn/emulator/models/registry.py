@@ -18,8 +18,8 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from everburn.emulator.models.bases import SamplerWeights, Tensors
 from everburn.emulator.errors import AlreadyExists, InvalidInput, NotFound
+from everburn.emulator.models.bases import SamplerWeights, Tensors
 from everburn.emulator.training.spec import ModelSpec
 
 _ID = re.compile(r"[a-z0-9-]{1,63}")

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from everburn.emulator.errors import ContextExceeded, InvalidInput
 from everburn.emulator.models.bases import Base
 from everburn.emulator.sampling.decoder import Decoder, KVCache
 from everburn.emulator.sampling.distribution import SamplingParams, draw_tokens
-from everburn.emulator.errors import ContextExceeded, InvalidInput
 from everburn.emulator.sampling.stops import StopStrings
 
 MAX_ROWS = 256

@@ -21,9 +21,9 @@ from typing import Any, Self
 
 from safetensors.torch import load_file, save_file
 
+from everburn.emulator.errors import CheckpointMismatch, CheckpointNotFound, InvalidInput, NameTaken
 from everburn.emulator.models.bases import Tensors
 from everburn.emulator.training.engine import TrainingState
-from everburn.emulator.errors import CheckpointMismatch, CheckpointNotFound, InvalidInput, NameTaken
 from everburn.emulator.training.spec import ModelSpec
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")

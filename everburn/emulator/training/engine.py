@@ -21,9 +21,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
+from everburn.emulator.errors import InvalidInput, NonFinite, UnsupportedOperation
 from everburn.emulator.models.bases import Base, SamplerWeights, Tensors
 from everburn.emulator.training.datums import FloatArray, MicroBatch, Submission
-from everburn.emulator.errors import InvalidInput, NonFinite, UnsupportedOperation
 from everburn.emulator.training.losses import Diagnostics
 from everburn.emulator.training.parameters import FlatParameters
 from everburn.emulator.training.spec import AdamSettings, ModelSpec, Normalization

@@ -10,12 +10,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar, cast, get_args
 
-from everburn.emulator.http import wire
-from everburn.emulator.models.bases import Bases, SamplerWeights
-from everburn.emulator.training.checkpoints import CheckpointRef, CheckpointStore
 from everburn.emulator.compute import Work
-from everburn.emulator.training.datums import Submission, parse_submission
-from everburn.emulator.training.engine import Engine, Outcome, TrainingState
 from everburn.emulator.errors import (
     CheckpointMismatch,
     CheckpointNotFound,
@@ -23,9 +18,14 @@ from everburn.emulator.errors import (
     NameTaken,
     UnsupportedOperation,
 )
-from everburn.emulator.training.futures import Result
+from everburn.emulator.http import wire
+from everburn.emulator.models.bases import Bases, SamplerWeights
 from everburn.emulator.models.registry import ModelStore
 from everburn.emulator.sessions import Model
+from everburn.emulator.training.checkpoints import CheckpointRef, CheckpointStore
+from everburn.emulator.training.datums import Submission, parse_submission
+from everburn.emulator.training.engine import Engine, Outcome, TrainingState
+from everburn.emulator.training.futures import Result
 from everburn.emulator.training.spec import AdamSettings, ModelSpec, Normalization
 
 T = TypeVar("T")

@@ -5,9 +5,10 @@ import socket
 
 import uvicorn
 from fastmcp import FastMCP
-from hud import Environment
 from hud.capabilities import Capability
 from hud.graders import EvaluationResult
+
+from hud import Environment
 
 env = Environment(name="cards")
 tools = FastMCP("cards")

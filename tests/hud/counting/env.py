@@ -5,10 +5,11 @@ import threading
 import time
 from pathlib import Path
 
-from hud import Environment
 from hud.graders import EvaluationResult
 from hud.settings import settings
 from letters import distinct  # a sibling, as HUD lets it be imported
+
+from hud import Environment
 
 env = Environment(name="counting")
 

@@ -4,8 +4,9 @@ import asyncio
 import os
 import time
 
-from hud import Environment
 from hud.graders import EvaluationResult
+
+from hud import Environment
 
 env = Environment(name="waves")
 

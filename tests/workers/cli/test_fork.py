@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from everburn.records.checkpoints import find_checkpoint
 from everburn.config import Entrypoint
-from everburn.records.commands import read_controls
 from everburn.emulator.training.checkpoints import weights_digest
-from everburn.records.ledger import read_ledger
+from everburn.records.checkpoints import find_checkpoint
+from everburn.records.commands import read_controls
 from everburn.records.ids import RunRef
+from everburn.records.ledger import read_ledger
 from everburn.records.store import ArtifactStore
 from support.command_line import Everburn, wait_until
 from support.sums import write_sums
-from workers.errors import BadInputError
 from workers.cli.fork import plan_fork
 from workers.cli.resume import ended_run
-from workflows.restore import rebuilt_state
 from workers.connection import Server
+from workers.errors import BadInputError
 from workers.stack.folder import StackFolder
+from workflows.restore import rebuilt_state
 from workflows.run.train_run import TrainRun
 
 

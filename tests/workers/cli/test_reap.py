@@ -10,19 +10,19 @@ import pytest
 from temporalio.client import Client, WorkflowHandle
 
 from everburn.config import Entrypoint, parse_config
-from everburn.records.commands import Control, record_control
 from everburn.emulator.models.base_model import TINY
-from everburn.records.provisioning import find_resources
+from everburn.records.commands import Control, record_control
 from everburn.records.ids import RunRef
 from everburn.records.keys import resource_key
-from everburn.rollouts.sandboxes import Registered
+from everburn.records.provisioning import find_resources
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.sandboxes import Registered
 from everburn.trainers.jobs import RunResources
 from support.command_line import Everburn
 from support.emulator import RunningEmulator, running_emulator
-from workers.errors import BadInputError
 from workers.cli.reap import reap_run
+from workers.errors import BadInputError
 from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.run.train_run import TrainRun
 

@@ -4,9 +4,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from everburn.rollouts.evaluation import AFTER_KEY, BEFORE_KEY, EvaluationReport, EvaluationSample
 from everburn.records.ids import RunRef
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.evaluation import AFTER_KEY, BEFORE_KEY, EvaluationReport, EvaluationSample
 from workers.cli.report import Comparison, duration, metrics_table
 
 

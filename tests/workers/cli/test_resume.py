@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from everburn.records.checkpoints import Checkpoint, record_checkpoint
 from everburn.config import parse_config
 from everburn.learning.group import keep_group, skip_group
-from everburn.records.ledger import commit
+from everburn.records.checkpoints import Checkpoint, record_checkpoint
 from everburn.records.ids import GroupKey, RunRef, StoredRef
 from everburn.records.keys import group_key
+from everburn.records.ledger import commit
 from everburn.records.run_folder import Owner, create_run_folder, stored_config
 from everburn.records.store import ArtifactStore
 from support.command_line import Everburn, free_ports, wait_until
@@ -20,10 +20,10 @@ from support.records import a_group, a_member, an_entry
 from support.script import spread
 from support.scripted_run import scripted_run
 from support.sums import write_sums
-from workers.errors import BadInputError
 from workers.cli.resume import goes_on
-from workflows.restore import rebuilt_state
 from workers.connection import Server
+from workers.errors import BadInputError
+from workflows.restore import rebuilt_state
 from workflows.run.train_run import TrainRun
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everburn.records.commands import ending_of
 from everburn.emulator.models import base_model
+from everburn.records.commands import ending_of
 from everburn.records.ids import RunRef
 from everburn.records.store import ArtifactStore
 from support.command_line import Everburn, free_ports, wait_until

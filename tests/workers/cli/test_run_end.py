@@ -13,14 +13,14 @@ from rich.console import Console
 from support.long_runs import LongRun, long_runs
 from support.sums import write_sums
 from support.waiting import until
-from workers.errors import BadInputError
 from workers.cli.run import Launch, RunLeft, launch, start_run
 from workers.cli.run_file import RunFile, load_run_file
 from workers.cli.runs import list_runs
-from workers.environment import as_typed
-from workers.connection import Server
-from workers.stack.folder import ProcessRecord, StackState
 from workers.cli.stale_code import stale_code
+from workers.connection import Server
+from workers.environment import as_typed
+from workers.errors import BadInputError
+from workers.stack.folder import ProcessRecord, StackState
 
 
 def sums(folder: Path, *assignments: str) -> RunFile:

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from everburn.records.keys import CONFIG_KEY
 from everburn.records.ids import RunRef
+from everburn.records.keys import CONFIG_KEY
 from everburn.records.store import ArtifactStore
-from workers.errors import BadInputError
 from workers.cli.run_file import (
     RunFile,
     check_run_id,
@@ -17,6 +16,7 @@ from workers.cli.run_file import (
     load_run_file,
     new_run_id,
 )
+from workers.errors import BadInputError
 
 CONFIG = {
     "rollout": "task:make_rollout_fn",

@@ -11,12 +11,12 @@ from temporalio.client import Client, WorkflowHandle
 from support.long_runs import LongRun, long_runs
 from support.sums import write_sums
 from support.waiting import until
-from workers.errors import BadInputError, UserError
 from workers.cli.run import Launch, start_run
 from workers.cli.run_file import load_run_file
-from workers.cli.status import stop_run
 from workers.cli.runs import Run, find_run, list_runs
+from workers.cli.status import stop_run
 from workers.connection import Server
+from workers.errors import BadInputError, UserError
 
 NAMESPACE = "runs"
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from everburn.records.checkpoints import Checkpoint, record_checkpoint
-from everburn.rollouts.evaluation import AFTER_KEY, EvaluationReport, EvaluationSample
-from everburn.records.ledger import LedgerEntry, commit
 from everburn.records.ids import RunRef
+from everburn.records.ledger import LedgerEntry, commit
 from everburn.records.store import ArtifactStore
+from everburn.rollouts.evaluation import AFTER_KEY, EvaluationReport, EvaluationSample
 from support.sessions import ADAM
-from workers.hud import cli as hud_cli
 from workers.errors import BadInputError, UserError
+from workers.hud import cli as hud_cli
 from workers.hud.files import FilesBeside, RecipeFiles
 from workers.hud.recipe import HudOptions
 from workflows.messages import RolloutsFailed

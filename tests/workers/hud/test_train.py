@@ -12,9 +12,9 @@ import pytest
 from everburn.emulator.models.base_model import TINY
 from everburn.learning.group import load_group
 from everburn.learning.rollout_file import read_rollout
-from everburn.records.ledger import LedgerEntry, read_ledger
 from everburn.records.ids import GroupKey, RunRef
 from everburn.records.keys import rollout_key
+from everburn.records.ledger import LedgerEntry, read_ledger
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
 from support.command_line import Everburn, wait_until

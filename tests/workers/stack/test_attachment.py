@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from support.command_line import Everburn, free_ports, wait_until
-from workers.stack.ports import free_port
 from workers.stack.attachment import Stack
 from workers.stack.folder import FolderLock, ProcessRecord, StackFolder, StackState
+from workers.stack.ports import free_port
 from workers.stack.supervisor import START_TIMEOUT
 
 SERVICES = {"temporal", "emulator", "orchestrator", "rollout", "trainer"}

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from everburn.trainers.backends import EMULATOR_URL_ENV
 from everburn.config import parse_config
 from everburn.emulator.models.base_model import TINY
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import Owner, create_run_folder
+from everburn.trainers.backends import EMULATOR_URL_ENV
 from support.command_line import Everburn, wait_until
-from workers.stack.temporary_emulator import spare_emulator
 from workers.stack.folder import FolderLock, ProcessRecord, StackFolder, StackState
+from workers.stack.temporary_emulator import spare_emulator
 
 CONFIG = {
     "rollout": "task:make",
