@@ -12,7 +12,7 @@ from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
 from everburn.usercode.entrypoints import call
-from hud.conftest import ENV, Runs, a_task
+from support.hud_runs import ENV, Runs, a_task
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hud.md").read_text()

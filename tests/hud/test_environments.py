@@ -16,7 +16,7 @@ from everburn.records.keys import rollout_key
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.sandboxes import Resources
 from everburn.usercode.entrypoints import EntrypointError
-from hud.conftest import ENV, Runs, a_task
+from support.hud_runs import ENV, Runs, a_task
 
 FACTORY = "everburn.hud.arithmetic:environment"
 

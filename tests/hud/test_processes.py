@@ -21,8 +21,8 @@ from everburn.records.keys import rollout_key
 from everburn.rollouts.contract import RolloutRun, RolloutSetup
 from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.sandboxes import registered
-from hud.conftest import COUNTING, Runs, a_task
 from support.agents import complete_elsewhere
+from support.hud_runs import COUNTING, Runs, a_task
 from support.sandboxes import inside
 
 FIRST = GroupKey(cursor=0)

@@ -24,7 +24,7 @@ from everburn.rollouts.failures import classify
 from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.sampling import CompletionScope, current_scope
 from hud import Environment
-from hud.conftest import ENV, Runs, a_task
+from support.hud_runs import ENV, Runs, a_task
 from support.waiting import until
 
 FIRST = GroupKey(cursor=0)

@@ -10,7 +10,7 @@ from hud.eval import Task, Taskset
 from everburn.hud.package import HUD_KEY_ENV, import_hud
 from everburn.hud.tasks import rows
 from everburn.rollouts.dataset import DatasetError
-from hud.conftest import COUNTING
+from support.hud_runs import COUNTING
 
 PRODUCTS = {"template": "multiply", "a": [10, 99], "b": [10, 99]}
 

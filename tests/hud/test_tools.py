@@ -16,8 +16,8 @@ from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
 from everburn.rollouts.contract import RolloutRun, RolloutSetup
 from everburn.rollouts.sampling import CompletionScope, current_scope
-from hud.conftest import Runs
 from support.agents import CHARACTERS, render
+from support.hud_runs import Runs
 from support.policies import ScriptedPolicy, qwen3_tokenizer, setup_of
 
 CARDS = str(Path(__file__).parent / "cards" / "env.py")
