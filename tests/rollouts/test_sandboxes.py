@@ -268,7 +268,7 @@ async def test_a_reaper_that_hangs_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ArtifactStore(str(tmp_path))
-    await in_a_completion(store, "c", "test_resources:take_for_ever")
+    await in_a_completion(store, "c", "rollouts.test_sandboxes:take_for_ever")
     monkeypatch.setattr(resources_module, "END_TIMEOUT", 0.05)
     await reap_at_end(store, "c")
     assert len(registered(store)) == 1
@@ -278,10 +278,10 @@ async def test_a_reaper_that_is_too_slow_is_told_with_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ArtifactStore(str(tmp_path))
-    await in_a_completion(store, "c", "test_resources:take_for_ever")
+    await in_a_completion(store, "c", "rollouts.test_sandboxes:take_for_ever")
     monkeypatch.setattr(resources_module, "REAP_TIMEOUT", 0.05)
     assert (await reap(store, "c")).failures == [
-        "completion c: test_resources:take_for_ever: TimeoutError: not finished within 0.05 s"
+        "completion c: rollouts.test_sandboxes:take_for_ever: TimeoutError: not finished within 0.05 s"
     ]
 
 

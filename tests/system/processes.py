@@ -52,7 +52,8 @@ class Processes:
         self.deaths: list[Death] = []
         """Of processes that are kept up or were killed, in order."""
         # Found by every process, whatever the folder it starts in.
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        folders = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
+        paths = os.pathsep.join(filter(None, folders))
         self._environment = (
             os.environ
             | {"TINKER_TELEMETRY": "0", BUILD_ID_ENV: "", "PYTHONPATH": paths}

@@ -17,7 +17,7 @@ from workers.cli.preflight import check_local, make_base_model
 from workers.environment import imports_from
 from workers.errors import UserError
 from workers.stack.folder import StackFolder
-from workers.stack.temporary_emulator import spare_emulator
+from workers.stack.temporary_emulator import temporary_emulator
 
 
 def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
@@ -37,7 +37,7 @@ def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
     if config.dedicated:
         config = on_shared_emulator(config)
     own = config.local and config.base_url is None
-    emulator = spare_emulator(StackFolder(folder)) if own else nullcontext()
+    emulator = temporary_emulator(StackFolder(folder)) if own else nullcontext()
     spare = tempfile.TemporaryDirectory(prefix="everburn-calibration-")
     with imports_from(folder), emulator, spare as store:
         return asyncio.run(_calibrate(RunRef(store=store, id="calibration"), config))

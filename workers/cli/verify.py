@@ -21,7 +21,7 @@ from everburn.trainers.backends import on_shared_emulator
 from workers.environment import imports_from
 from workers.errors import BadInputError, UserError
 from workers.stack.folder import StackFolder
-from workers.stack.temporary_emulator import spare_emulator
+from workers.stack.temporary_emulator import temporary_emulator
 
 
 async def verify_run(run: RunRef, folder: Path) -> Verified:
@@ -42,7 +42,7 @@ async def verify_run(run: RunRef, folder: Path) -> Verified:
                 "weights can be compared bit for bit on the emulator only"
             )
         # A Python loss is called again.
-        with imports_from(folder), spare_emulator(StackFolder(folder)) as home:
+        with imports_from(folder), temporary_emulator(StackFolder(folder)) as home:
             return await _re_execute(run, config, home)
 
 

@@ -20,7 +20,7 @@ START_TIMEOUT = 180.0
 
 
 @contextmanager
-def spare_emulator(stack: StackFolder) -> Iterator[Path]:
+def temporary_emulator(stack: StackFolder) -> Iterator[Path]:
     """The home of the emulator that holds this folder's checkpoints, while it serves. This
     process's sessions go to it.
 

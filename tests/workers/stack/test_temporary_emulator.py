@@ -13,7 +13,7 @@ from everburn.records.run_folder import Owner, create_run_folder
 from everburn.trainers.backends import EMULATOR_URL_ENV
 from support.command_line import Everburn, wait_until
 from workers.stack.folder import FolderLock, ProcessRecord, StackFolder, StackState
-from workers.stack.temporary_emulator import spare_emulator
+from workers.stack.temporary_emulator import temporary_emulator
 
 CONFIG = {
     "rollout": "task:make",
@@ -40,7 +40,7 @@ def test_a_stack_stays_up_for_as_long_as_its_emulator_is_used(
     monkeypatch.setenv(EMULATOR_URL_ENV, "")
     stack = a_stack(tmp_path, "running")
     with FolderLock(stack.attached_lock) as supervisor:
-        with spare_emulator(stack) as home:
+        with temporary_emulator(stack) as home:
             assert home == stack.emulator_home
             assert os.environ[EMULATOR_URL_ENV] == "http://127.0.0.1:3"
             assert not supervisor.try_alone()
