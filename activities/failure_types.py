@@ -2,7 +2,7 @@
 
 Owns the type names that workflows decide by, what they read of a failed activity, which errors are
 never retried, and that no secret crosses with an error, its causes or their tracebacks. Doesn't own
-what a rollout failure means (everburn/failures.py).
+what a rollout failure means (everburn/rollouts/failures.py).
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DefaultFailureConverter, PayloadConverter
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
+from everburn.records.store import CorruptArtifactError
 from everburn.secrets import redacted
-from everburn.store import CorruptArtifactError
 
 RECOVERABLE = "RecoverableRolloutError"
 SNAPSHOT_GONE = "SnapshotGoneError"

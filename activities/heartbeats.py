@@ -1,7 +1,7 @@
 """Heartbeats without the activity's help.
 
 Every activity that has a heartbeat timeout is heartbeaten from the worker's own event loop for as
-long as it runs. User code runs on another loop (everburn/user_loop.py), so it can block for
+long as it runs. User code runs on another loop (everburn/usercode/loop.py), so it can block for
 seconds without losing its activity. Heartbeats say that the process lives, nothing more: finished
 work is in the store. Their answers bring cancellations, so that a call that nobody wants any more
 ends within one beat.

@@ -5,11 +5,9 @@ from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everburn.controls import Control
 from everburn.learning.diagnostics import PolicyDistance
-from everburn.ledger import AdamParams, PreparedBatch
-from everburn.metrics import Number
-from everburn.refs import (
+from everburn.records.commands import Control
+from everburn.records.ids import (
     NUMBERS_PER_LIFE,
     GroupKey,
     RewardSum,
@@ -17,7 +15,9 @@ from everburn.refs import (
     RolloutStatus,
     RunRef,
 )
-from everburn.run_folder import Owner
+from everburn.records.ledger import AdamParams, PreparedBatch
+from everburn.records.metrics import Number
+from everburn.records.run_folder import Owner
 
 
 class Message(BaseModel):

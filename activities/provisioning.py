@@ -13,7 +13,7 @@ from temporalio.service import RPCError
 from activities.failure_types import final_errors
 from activities.messages import ResourceReadiness
 from activities.reconciliation import is_open
-from everburn.refs import RunRef
+from everburn.records.ids import RunRef
 
 
 class ProvisioningActivities:
@@ -23,11 +23,11 @@ class ProvisioningActivities:
     @activity.defn
     async def advance_resources(self, run: RunRef) -> ResourceReadiness:
         """Do what can be done now towards a running job and a ready deployment."""
-        from everburn.run_folder import stored_config
+        from everburn.records.run_folder import stored_config
+        from everburn.records.store import StoreError, when_there_is_space
         from everburn.secrets import redacted
-        from everburn.store import StoreError, when_there_is_space
-        from everburn.trainers import TrainerCapacityError, TrainerUnavailableError
         from everburn.trainers.jobs import RunResources
+        from everburn.trainers.protocol import TrainerCapacityError, TrainerUnavailableError
 
         if not await self._is_wanted(run):
             return ResourceReadiness(stage="unwanted", text="the run has ended")
@@ -50,10 +50,10 @@ class ProvisioningActivities:
         Raises:
             RPCError: whether it was can't be told.
         """
-        from everburn.run_folder import stored_config
-        from everburn.store import StoreError
-        from everburn.trainers import TrainerError
+        from everburn.records.run_folder import stored_config
+        from everburn.records.store import StoreError
         from everburn.trainers.jobs import RunResources
+        from everburn.trainers.protocol import TrainerError
 
         if orphaned and await is_open(self._client, run.id):
             return "the run goes on"

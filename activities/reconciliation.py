@@ -12,9 +12,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.failure_types import final_errors
 from activities.messages import FinishedGroup, Reconcile, Reconciled, RunLife
 from everburn.learning.group import find_group
-from everburn.refs import GroupKey, decode_groups, encode_groups, group_workflow_id
-from everburn.run_folder import find_owner
-from everburn.store import ArtifactStore, StoreError
+from everburn.records.ids import GroupKey, decode_groups, encode_groups, group_workflow_id
+from everburn.records.run_folder import find_owner
+from everburn.records.store import ArtifactStore, StoreError
 
 MAX_FINISHED = 10
 """Groups that one answer brings: more wait for the next look, since answers stay small."""

@@ -29,18 +29,23 @@ from activities.messages import (
     SkipGroup,
 )
 from activities.search_attributes import SEARCH_ATTRIBUTES
-from everburn import metrics
 from everburn.config import parse_config
-from everburn.controls import record_control
-from everburn.evaluation import keep_before_and_after
 from everburn.learning.group import skip_group
-from everburn.ledger import LedgerEntry
-from everburn.publications import carry_publication
-from everburn.refs import RunRef, decode_groups
-from everburn.resources import registered
-from everburn.run_folder import ServerAddress, create_run_folder, record_server, stored_config
-from everburn.steps import StepOutcome, commit_step, record_step
-from everburn.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.records import metrics
+from everburn.records.commands import record_control
+from everburn.records.ids import RunRef, decode_groups
+from everburn.records.ledger import LedgerEntry
+from everburn.records.publications import carry_publication
+from everburn.records.run_folder import (
+    ServerAddress,
+    create_run_folder,
+    record_server,
+    stored_config,
+)
+from everburn.records.steps import StepOutcome, commit_step, record_step
+from everburn.records.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.rollouts.evaluation import keep_before_and_after
+from everburn.rollouts.sandboxes import registered
 
 
 class RecordActivities:

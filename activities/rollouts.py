@@ -33,13 +33,13 @@ from activities.messages import (
 )
 from activities.run_watch import RunWatch, last_look
 from activities.runners import Runners, preload
-from everburn.refs import RolloutOutcome, RunRef
-from everburn.store import StoreError, when_there_is_space
-from everburn.threads import in_thread
+from everburn.records.ids import RolloutOutcome, RunRef
+from everburn.records.store import StoreError, when_there_is_space
+from everburn.usercode.threads import in_thread
 
 if TYPE_CHECKING:
     from everburn.learning.group import GroupManifest
-    from everburn.rollout_runner import RolloutRunner
+    from everburn.rollouts.runner import RolloutRunner
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class RolloutActivities:
     """Holds what is loaded once per process and run. User code runs on a loop of its own."""
 
     def __init__(self) -> None:
-        from everburn.user_loop import UserLoop
+        from everburn.usercode.loop import UserLoop
 
         self._user_loop = UserLoop("rollouts")
         self._watch = RunWatch()
@@ -68,8 +68,8 @@ class RolloutActivities:
     @activity.defn
     async def prepare_task(self, run: RunRef) -> Prepared:
         await asyncio.to_thread(preload)
-        from everburn.task import prepare_task
-        from everburn.user_loop import LoopBlockedError
+        from everburn.rollouts.task import prepare_task
+        from everburn.usercode.loop import LoopBlockedError
 
         with final_errors(StoreError, LoopBlockedError):
             task = await self._user_loop.run(lambda: in_thread(lambda: prepare_task(run)))
@@ -107,9 +107,9 @@ class RolloutActivities:
     @activity.defn
     async def reap(self, run: RunRef) -> ReapResult:
         """Reap what completions whose workers died have left behind."""
-        from everburn.resources import reap
-        from everburn.store import ArtifactStore
-        from everburn.user_loop import LoopBlockedError
+        from everburn.records.store import ArtifactStore
+        from everburn.rollouts.sandboxes import reap
+        from everburn.usercode.loop import LoopBlockedError
 
         with final_errors(StoreError, LoopBlockedError):
             done = await self._user_loop.run(lambda: reap(ArtifactStore.of(run)))
@@ -117,7 +117,7 @@ class RolloutActivities:
 
     @activity.defn
     async def evaluate_shard(self, order: ShardOrder) -> None:
-        from everburn.evaluation import evaluate_shard
+        from everburn.rollouts.evaluation import evaluate_shard
 
         rows = f"{order.start}-{order.stop - 1}"
         with _told_by_kind(f"run {order.run.id} · evaluation rows {rows}"):
@@ -133,7 +133,7 @@ class RolloutActivities:
     @activity.defn
     async def evaluate_function(self, order: EvaluateFunction) -> EvaluationSummary:
         """The user's evaluation function, with the rollout function pinned to the version."""
-        from everburn.evaluation import run_evaluation_function
+        from everburn.rollouts.evaluation import run_evaluation_function
 
         with _told_by_kind(f"run {order.run.id} · evaluation function"):
             async with self._runners.using(order.run) as runner:
@@ -146,7 +146,7 @@ class RolloutActivities:
 
     @activity.defn
     async def complete_evaluation(self, order: CompleteEvaluation) -> EvaluationSummary:
-        from everburn.evaluation import complete_evaluation
+        from everburn.rollouts.evaluation import complete_evaluation
 
         with final_errors(StoreError):
             values = await when_there_is_space(
@@ -184,8 +184,8 @@ class RolloutActivities:
 @contextmanager
 def _told_by_kind(where: str) -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
-    from everburn.failures import RowsFailedError, classify, telling
-    from everburn.user_loop import LoopBlockedError
+    from everburn.rollouts.failures import RowsFailedError, classify, telling
+    from everburn.usercode.loop import LoopBlockedError
 
     try:
         yield
@@ -211,7 +211,7 @@ async def _complete_group(
     runner: "RolloutRunner", order: CompleteGroup, look: Callable[[], None]
 ) -> "GroupManifest":
     from everburn.learning.group import keep_group
-    from everburn.resources import reap_at_end
+    from everburn.rollouts.sandboxes import reap_at_end
 
     with final_errors(StoreError):
         await reap_at_end(runner.store, order.group.name)
@@ -221,9 +221,9 @@ async def _complete_group(
 
 async def _judge_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":
     """The group's fate, by the user's functions, each of which is told by its name."""
-    from everburn.entrypoints import call
     from everburn.learning.advantages import advantage_function
     from everburn.learning.group import Group, judge_group
+    from everburn.usercode.entrypoints import call
 
     entrypoint = runner.config.dynamic_filter
     row = f"run {order.run.id} · row {order.group.cursor}"

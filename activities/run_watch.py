@@ -17,7 +17,7 @@ from temporalio.service import RPCError
 from activities.failure_types import application_error
 from activities.messages import RunLife
 from activities.reconciliation import goes_on, is_open
-from everburn.store import StoreError
+from everburn.records.store import StoreError
 
 T = TypeVar("T")
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from activities.imports import import_all
-from everburn.refs import RunRef
-from everburn.run_folder import Owner, find_owner
-from everburn.store import ArtifactStore
-from everburn.threads import beside
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import Owner, find_owner
+from everburn.records.store import ArtifactStore
+from everburn.usercode.threads import beside
 
 if TYPE_CHECKING:
-    from everburn.rollout_runner import RolloutRunner
-    from everburn.user_loop import UserLoop
+    from everburn.rollouts.runner import RolloutRunner
+    from everburn.usercode.loop import UserLoop
 
 MAX_RUNS = 8
 """Runs whose user code a worker keeps loaded, beyond those that it works for."""
@@ -31,7 +31,7 @@ LOAD_TIMEOUT = 600.0
 def preload() -> None:
     """Import what the first rollout needs: tokenizers, and the SDK's samplers."""
     import_all(
-        "everburn.rollout_runner",
+        "everburn.rollouts.runner",
         "transformers:AutoTokenizer",
         "fireworks.training.sdk:FiretitanSamplingClient",
         "fireworks.training.sdk:FixedConcurrencyController",
@@ -93,6 +93,6 @@ class Runners:
 
 async def _load(run: RunRef) -> "RolloutRunner":
     await beside(preload)
-    from everburn.rollout_runner import RolloutRunner
+    from everburn.rollouts.runner import RolloutRunner
 
     return RolloutRunner(run)

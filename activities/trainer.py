@@ -48,16 +48,16 @@ from activities.messages import (
     Submitted,
 )
 from activities.reconciliation import is_awaited, is_open
-from everburn.ledger import PreparedBatch
-from everburn.trainers.opening import Openings, opened
+from everburn.records.ledger import PreparedBatch
+from everburn.trainers.session_opening import Openings, opened
 
 if TYPE_CHECKING:
     from everburn.config import RunConfig
-    from everburn.refs import RunRef
-    from everburn.run_folder import Owner
-    from everburn.trainers import Trainer
+    from everburn.records.ids import RunRef
+    from everburn.records.run_folder import Owner
     from everburn.trainers.lease import Lease
-    from everburn.user_code import LimitedLoop
+    from everburn.trainers.protocol import Trainer
+    from everburn.usercode.limits import LimitedLoop
 
     OpenTrainer = Callable[[LeaseRef, RunConfig], Awaitable[Trainer]]
 
@@ -107,8 +107,8 @@ def preload() -> None:
     """Import what the first lease needs: the SDK, and what makes its requests."""
     import_all(
         "everburn.learning.submissions",
-        "everburn.replay",
-        "everburn.trainers.finite",
+        "everburn.records.replay",
+        "everburn.trainers.guards",
         "everburn.trainers.lease",
         "everburn.trainers.serverless",
     )
@@ -133,9 +133,9 @@ class TrainerActivities:
     async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
         """Open a trainer session, and a task queue that only this process serves."""
         await asyncio.to_thread(preload)
-        from everburn.entrypoints import worker_name
-        from everburn.store import StoreError
-        from everburn.trainers import TrainerUnavailableError
+        from everburn.records.store import StoreError
+        from everburn.trainers.protocol import TrainerUnavailableError
+        from everburn.usercode.entrypoints import worker_name
 
         ref = LeaseRef(run=order.run, epoch=order.epoch)
         with final_errors(TrainerUnavailableError, StoreError):
@@ -156,7 +156,7 @@ class TrainerActivities:
     @activity.defn
     async def hold_lease(self, ref: LeaseRef) -> None:
         """Stay as long as the session lives; returns at its release, fails when it is lost."""
-        from everburn.trainers import TrainerStateLostError
+        from everburn.trainers.protocol import TrainerStateLostError
 
         lease = self._lease(ref)
         held = self._held[ref]
@@ -216,7 +216,7 @@ class TrainerActivities:
 
     @activity.defn
     async def optim_step(self, order: OptimStep) -> OptimStepped:
-        from everburn.trainers.finite import require_finite_metrics
+        from everburn.trainers.guards import require_finite_metrics
 
         lease = self._lease(order.lease)
 
@@ -318,9 +318,9 @@ class TrainerActivities:
     async def _find_or_open(self, ref: LeaseRef) -> _Held:
         """The lease that this process holds, or takes now. Not for two at once: they would open two
         sessions, of which the later took the place of the one that is granted."""
-        from everburn.entrypoints import resolve
-        from everburn.run_folder import stored_config
+        from everburn.records.run_folder import stored_config
         from everburn.trainers.lease import Lease
+        from everburn.usercode.entrypoints import resolve
 
         held = self._held.get(ref)
         if held is not None:
@@ -342,10 +342,10 @@ class TrainerActivities:
 
     async def _prepare_batch(self, lease: "Lease", order: PrepareBatch) -> PreparedBatch:
         from everburn.learning.batch import prepare_batch
-        from everburn.refs import decode_groups
-        from everburn.run_folder import stored_config
-        from everburn.store import StoreError, through_outages
-        from everburn.trainers import TrainerClosedError, TrainerStateLostError
+        from everburn.records.ids import decode_groups
+        from everburn.records.run_folder import stored_config
+        from everburn.records.store import StoreError, through_outages
+        from everburn.trainers.protocol import TrainerClosedError, TrainerStateLostError
 
         run = order.lease.run
         entrypoint = (await through_outages(stored_config, run)).prepare_batch
@@ -363,7 +363,7 @@ class TrainerActivities:
             raise application_error(error, where=where) from error
 
     def _batch_loop(self, run: "RunRef") -> "LimitedLoop":
-        from everburn.user_code import LimitedLoop
+        from everburn.usercode.limits import LimitedLoop
 
         loop = self._batch_loops.pop(run, None) or LimitedLoop("batches")
         self._batch_loops[run] = loop
@@ -375,7 +375,7 @@ class TrainerActivities:
 
     async def _end_superseded(self, ref: LeaseRef) -> None:
         """Leases of the same run that this process still holds are of no use any more."""
-        from everburn.trainers import TrainerStateLostError
+        from everburn.trainers.protocol import TrainerStateLostError
 
         superseded = TrainerStateLostError(f"lease {ref.epoch} has taken over")
         for old in [held for held in self._held if held.run == ref.run and held.epoch < ref.epoch]:
@@ -438,8 +438,8 @@ class TrainerActivities:
             del self._held[ref]
 
     async def _owner(self, ref: LeaseRef) -> "Owner | None":
-        from everburn.run_folder import find_owner
-        from everburn.store import ArtifactStore
+        from everburn.records.run_folder import find_owner
+        from everburn.records.store import ArtifactStore
 
         return await asyncio.to_thread(find_owner, ArtifactStore.of(ref.run))
 
@@ -455,7 +455,7 @@ class TrainerActivities:
     async def _is_wanted(self, ref: LeaseRef, owner: "Owner | None") -> bool:
         """Whether the run goes on, in the life that asked for the lease and took it; while nobody
         can be asked it is taken to."""
-        from everburn.store import StoreError
+        from everburn.records.store import StoreError
 
         try:
             now = await self._owner(ref)
@@ -476,7 +476,11 @@ class TrainerActivities:
 
     async def _probe(self, lease: "Lease") -> None:
         """End the lease where its session is found to be of no use any more."""
-        from everburn.trainers import TrainerClosedError, TrainerError, TrainerStateLostError
+        from everburn.trainers.protocol import (
+            TrainerClosedError,
+            TrainerError,
+            TrainerStateLostError,
+        )
 
         try:
             await asyncio.wait_for(lease.trainer.probe(), PROBE_TIMEOUT)
@@ -499,9 +503,9 @@ class TrainerActivities:
         part: int,
         run: Callable[[], Awaitable[T]],
     ) -> T:
-        from everburn.publications import StaleEpochError
-        from everburn.trainers import TrainerStateLostError
+        from everburn.records.publications import StaleEpochError
         from everburn.trainers.lease import OperationKey
+        from everburn.trainers.protocol import TrainerStateLostError
 
         with final_errors():
             try:
@@ -512,7 +516,7 @@ class TrainerActivities:
 
 def _kind_of(error: BaseException) -> str:
     """The failure type of an error that ended a lease."""
-    from everburn.trainers import TrainerFailedError
+    from everburn.trainers.protocol import TrainerFailedError
 
     return TRAINER_FAILED if isinstance(error, TrainerFailedError) else TRAINER_STATE_LOST
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
     """The session's forward pass for user code, which runs on a loop of its own."""
-    from everburn.trainers.finite import require_finite_logprobs
+    from everburn.trainers.guards import require_finite_logprobs
 
     async def forward(sequences: list[list[int]]) -> list[list[float]]:
         return require_finite_logprobs("forward", await lease.trainer.forward(sequences))
@@ -44,10 +44,10 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.learning.diagnostics import policy_distance
     from everburn.learning.reported import record_reported
     from everburn.learning.submissions import prepare_submission
-    from everburn.refs import decode_groups
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, through_outages
-    from everburn.trainers.finite import require_finite_gradients
+    from everburn.records.ids import decode_groups
+    from everburn.records.run_folder import stored_config
+    from everburn.records.store import ArtifactStore, through_outages
+    from everburn.trainers.guards import require_finite_gradients
 
     run = order.lease.run
     store, config = ArtifactStore.of(run), await through_outages(stored_config, run)
@@ -86,10 +86,10 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
 
 
 async def publish(lease: "Lease", order: Publish) -> Published:
-    from everburn.publications import Publication, publish
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, through_outages
-    from everburn.trainers.agreement import check_served, recorded_completion
+    from everburn.records.publications import Publication, publish
+    from everburn.records.run_folder import stored_config
+    from everburn.records.store import ArtifactStore, through_outages
+    from everburn.trainers.probe import check_served, recorded_completion
 
     started = time.monotonic()
     run = order.lease.run
@@ -114,8 +114,8 @@ async def publish(lease: "Lease", order: Publish) -> Published:
 
 
 async def load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, through_outages
+    from everburn.records.run_folder import stored_config
+    from everburn.records.store import ArtifactStore, through_outages
     from everburn.trainers.fencing import check_fingerprint
 
     run = order.lease.run
@@ -126,9 +126,9 @@ async def load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
 
 
 async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
-    from everburn.checkpoints import Checkpoint, record_checkpoint
-    from everburn.run_folder import stored_config
-    from everburn.store import ArtifactStore, through_outages
+    from everburn.records.checkpoints import Checkpoint, record_checkpoint
+    from everburn.records.run_folder import stored_config
+    from everburn.records.store import ArtifactStore, through_outages
     from everburn.trainers.fencing import record_fingerprint
 
     config = await through_outages(stored_config, order.lease.run)
@@ -151,9 +151,9 @@ async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
 
 
 async def replay(lease: "Lease", order: ReplayStep) -> None:
-    from everburn.ledger import read_entry
-    from everburn.replay import replay_step
-    from everburn.store import ArtifactStore, through_outages
+    from everburn.records.ledger import read_entry
+    from everburn.records.replay import replay_step
+    from everburn.records.store import ArtifactStore, through_outages
 
     store = ArtifactStore.of(order.lease.run)
     await replay_step(store, lease.trainer, await through_outages(read_entry, store, order.step))

@@ -29,23 +29,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tiny_task
-from benchmarks.audit import audit
-from benchmarks.processes import Stack, result_of, stack
 from benchmarks.recoveries import Recovery, recoveries
 from benchmarks.scheduling_efficiency import admission_opens
 from benchmarks.simulation import Trace, rollout_seconds
 from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
 from everburn.config import RunConfig
 from everburn.learning.datums import Datum
-from everburn.ledger import AdamParams, read_ledger
-from everburn.refs import RunRef
-from everburn.store import ArtifactStore
-from everburn.trainers import Gradients, Snapshot
+from everburn.records.ids import RunRef
+from everburn.records.ledger import AdamParams, read_ledger
+from everburn.records.store import ArtifactStore
+from everburn.trainers.protocol import Gradients, Snapshot
 from everburn.trainers.serverless import ServerlessTrainer
-from workers.supervisor import everburn_command
+from system import tiny_task
+from system.audit import audit
+from system.processes import Stack, result_of, stack
+from workers.stack.supervisor import everburn_command
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 TRACE = Trace(backward=2.4, optimizer=0.6, publication=0.5)
 KINDS = ("rollout", "orchestrator", "trainer", "emulator")
@@ -210,7 +210,8 @@ def _command(*arguments: str) -> list[str]:
 async def serve_trainer(address: str) -> None:
     """A trainer worker whose sessions take their time."""
     from activities.trainer import TrainerActivities, preload
-    from workers.processes import connect, trainer_worker, until_stopped
+    from workers.connection import connect
+    from workers.processes import trainer_worker, until_stopped
 
     client = await connect(address, "default")
     activities = TrainerActivities(client, lambda ref, config: UnhurriedTrainer.open(config))

@@ -5,8 +5,8 @@
 One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
 server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
 killed starts again after a second. Runs have the default configuration, and nobody helps them: one
-that fails or holds has failed. Afterwards each run is audited (audit.py). Says how each run went,
-prints a summary as one JSON line, and exits with 1 unless all have passed.
+that fails or holds has failed. Afterwards each run is audited (tests/system/audit.py). Says how
+each run went, prints a summary as one JSON line, and exits with 1 unless all have passed.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from httpx import HTTPError
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
-from benchmarks import tiny_task
-from benchmarks.audit import AuditError, audit, live_sessions
-from benchmarks.processes import ROLES, Stack, result_of, stack
-from everburn.refs import RunRef
-from everburn.verification import VerificationError
+from everburn.records.ids import RunRef
+from everburn.records.verification import VerificationError
+from system import tiny_task
+from system.audit import AuditError, audit, live_sessions
+from system.processes import ROLES, Stack, result_of, stack
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 KINDS = (*ROLES, "emulator", "temporal")
 ROWS = 24

@@ -1,6 +1,6 @@
 """How long a run took to come back from each death, read from its histories and its executions.
 
-Owns what "back" means for each kind of process. Doesn't own killing (processes.py).
+Owns what "back" means for each kind of process. Doesn't own killing (tests/system/processes.py).
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -10,9 +10,9 @@ from pathlib import Path
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
-from benchmarks.histories import first_execution
-from benchmarks.processes import Death
-from benchmarks.tiny_task import Execution, read_executions
+from system.histories import first_execution
+from system.processes import Death
+from system.tiny_task import Execution, read_executions
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _of_orchestrator(death: Death, events: list[Event]) -> Recovery:
 
 def of_trainer(death: Death, events: list[Event]) -> Recovery:
     """Until the run's policy is published again; older versions that rollouts use come before it,
-    and their summaries say so (workflows/recovery.py)."""
+    and their summaries say so (workflows/run/recovery.py)."""
     lost = _first(events, death.at, "scheduled load_checkpoint")
     again = [
         event.at

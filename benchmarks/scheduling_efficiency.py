@@ -18,17 +18,17 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
-from benchmarks.processes import (
+from benchmarks.simulation import Trace, ideal_seconds
+from system.processes import (
     Processes,
     simulated_trainer_command,
     temporal,
     until_of,
     worker_command,
 )
-from benchmarks.simulation import Trace, ideal_seconds
 from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 TOKENIZER = "accounts/everburn/models/tiny"
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
 from everburn.config import RunConfig
 from everburn.learning.datums import Datum
-from everburn.ledger import AdamParams
+from everburn.records.ledger import AdamParams
 from everburn.scheduling.admission import Admission
-from everburn.trainers import Gradients, Snapshot
+from everburn.trainers.protocol import Gradients, Snapshot
 
 T = TypeVar("T")
 
@@ -187,7 +187,8 @@ async def serve_trainer(address: str, trace: Trace) -> None:
     """A trainer worker whose sessions are simulated."""
     from activities.messages import LeaseRef
     from activities.trainer import TrainerActivities
-    from workers.processes import connect, trainer_worker, until_stopped
+    from workers.connection import connect
+    from workers.processes import trainer_worker, until_stopped
 
     async def open_trainer(ref: LeaseRef, config: RunConfig) -> SimulatedTrainer:
         return SimulatedTrainer(config, trace)

@@ -24,10 +24,10 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
-from benchmarks import tiny_task
-from benchmarks.processes import ROLES, Stack, stack, until_of
+from system import tiny_task
+from system.processes import ROLES, Stack, stack, until_of
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 SAMPLES = 40
 """Looks at the processes over a run."""

@@ -4,7 +4,7 @@ What user code imports: the rollout contract. Everything else is reached through
 (`everburn`) and a run's configuration (`everburn.config.RunConfig`).
 """
 
-from everburn.rollouts import (
+from everburn.rollouts.contract import (
     InvalidRolloutError,
     PromptTooLongError,
     RecoverableRolloutError,

@@ -1,7 +1,7 @@
 """Secrets: API keys that must not leave the process that read them.
 
 Owns the values that this process knows to be secret, and their removal from text that goes
-anywhere: errors, logs, history. Doesn't own where keys come from (backends.py).
+anywhere: errors, logs, history. Doesn't own where keys come from (trainers/backends.py).
 """
 
 import logging

@@ -3,8 +3,8 @@
 import os
 import socket
 
-# As in workers of a stack (workers/supervisor.py). With it the SDK sends its last news to a service
-# that is gone for half a minute, whenever a session of one is closed.
+# As in workers of a stack (workers/stack/supervisor.py). With it the SDK sends its last news to a
+# service that is gone for half a minute, whenever a session of one is closed.
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 from collections.abc import Iterator

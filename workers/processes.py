@@ -1,7 +1,8 @@
 """The worker processes: what each serves, and how it goes down.
 
-On SIGTERM or SIGINT a worker stops polling, gives running activities a grace period, and leaves
-the run to the next worker. Doesn't own the command line (cli.py) or the local stack (stack.py).
+On SIGTERM or SIGINT a worker stops polling, gives running activities a grace period, and leaves the
+run to the next worker. Doesn't own the command line (workers/cli/app.py) or the local stack
+(workers/stack/attachment.py).
 """
 
 import asyncio
@@ -24,14 +25,13 @@ from activities.rollouts import RolloutActivities
 from activities.runners import preload as preload_rollouts
 from activities.trainer import TrainerActivities
 from activities.trainer import preload as preload_trainer
-from everburn.user_loop import ENDING
+from everburn.usercode.loop import ENDING
 from workers.exits import leave_blocked
-from workers.plugin import everburn_plugin
-from workflows.evaluation import Evaluation
-from workflows.prompt_group import PromptGroup
+from workflows.children.evaluation import Evaluation
+from workflows.children.prompt_group import PromptGroup
+from workflows.children.trainer_lease import TrainerLease, UpgradedTrainerLease
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
-from workflows.train_run import TrainRun
-from workflows.trainer_lease import TrainerLease, UpgradedTrainerLease
+from workflows.run.train_run import TrainRun
 
 Role = Literal["orchestrator", "rollout", "trainer"]
 
@@ -49,11 +49,6 @@ TELLING = 5.0
 STICKY_TIMEOUT = timedelta(seconds=2)
 """How long a task waits for a dead orchestrator's cache: part of every recovery."""
 ROLLOUT_SLOTS = 512
-
-
-async def connect(address: str, namespace: str) -> Client:
-    """A client built as all of Everburn's are."""
-    return await Client.connect(address, namespace=namespace, plugins=[everburn_plugin()])
 
 
 def deployment(build: str | None) -> WorkerDeploymentConfig | None:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from activities.messages import LeaseGrant, ResourceReadiness
-from everburn.refs import GroupKey, RunRef
+from everburn.records.ids import GroupKey, RunRef
 
 ROLLOUT_FAILED = "RolloutFailed"
 """Type of the error of a run that a failed rollout has ended."""

@@ -6,7 +6,7 @@ from everburn.agentic.formats import Format, FormatError, RendererFormat, TextFo
 from everburn.agentic.messages import Message, Reply, ToolCall
 from everburn.agentic.tool_loop import Episode, Limits, run_tool_loop
 from everburn.agentic.tools import Tool, ToolResult
-from everburn.threads import in_thread
+from everburn.usercode.threads import in_thread
 
 __all__ = [
     "Assembled",

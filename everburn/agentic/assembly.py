@@ -2,7 +2,8 @@
 
 Owns exact ancestry: which call continues which, by token ids alone. Nothing is tokenised here, and
 text isn't looked at: what is trained is what was sampled, with the logprobs it was sampled with.
-Doesn't own sampling (everburn/sampling.py) or how prompts come about (renderers, environments).
+Doesn't own sampling (everburn/rollouts/sampling.py) or how prompts come about (renderers,
+environments).
 """
 
 from array import array
@@ -10,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from everburn.rollouts import RecoverableRolloutError, RolloutSample
+from everburn.rollouts.contract import RecoverableRolloutError, RolloutSample
 
 if TYPE_CHECKING:
-    from everburn.sampling import Sample
+    from everburn.rollouts.contract import Sample
 
 T = TypeVar("T")
 

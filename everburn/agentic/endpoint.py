@@ -24,7 +24,7 @@ from everburn.agentic.assembly import Call, OnBranch, assemble
 from everburn.agentic.formats import Format
 from everburn.agentic.local_server import LocalServer, local_server
 from everburn.agentic.messages import CallIds, Message
-from everburn.rollouts import (
+from everburn.rollouts.contract import (
     PromptTooLongError,
     RecoverableRolloutError,
     RolloutRun,

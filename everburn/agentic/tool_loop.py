@@ -4,9 +4,10 @@ Owns the order of turns, the limits, and how an episode ends: each way has its n
 how messages become tokens (formats.py), what tools do (tools.py) or which tokens are trained
 (assembly.py).
 
-A completion that is run again gets its finished sampling calls back (everburn/call_log.py), as long
-as its prompts are the same. Its tools are run again, which rebuilds the environment's state; so a
-completion killed in turn n goes on in turn n if its tools answer as they did.
+A completion that is run again gets its finished sampling calls back
+(everburn/rollouts/call_log.py), as long as its prompts are the same. Its tools are run again, which
+rebuilds the environment's state; so a completion killed in turn n goes on in turn n if its tools
+answer as they did.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from everburn.agentic.assembly import Call, OnBranch, assemble
 from everburn.agentic.formats import Format
 from everburn.agentic.messages import CallIds, Message, Reply, ToolCall, tool_message
 from everburn.agentic.tools import Tool, ToolArgumentsError, ToolFunction, ToolResult
-from everburn.rollouts import (
+from everburn.rollouts.contract import (
     PromptTooLongError,
     RecoverableRolloutError,
     RolloutRun,

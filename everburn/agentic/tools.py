@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from everburn.threads import in_thread
+from everburn.usercode.threads import in_thread
 
 
 @dataclass(frozen=True, slots=True)

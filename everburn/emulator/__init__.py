@@ -1,6 +1,6 @@
 """The embedded Fireworks: a local server that speaks the service's wire protocol over a real model.
 
-    from everburn.emulator.server import EmulatorSettings, serve
+    from everburn.emulator.http.server import EmulatorSettings, serve
     serve(EmulatorSettings(home=Path("~/.everburn/emulator").expanduser()), port=8500)
 
 and the unmodified SDK connects with `FiretitanServiceClient(api_key="fw_local",

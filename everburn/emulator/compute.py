@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from everburn.emulator.sampler import Batch, Sampler, Ticket
+from everburn.emulator.sampling.sampler import Batch, Sampler, Ticket
 
 T = TypeVar("T")
 Work = Generator[None, None, T]

@@ -2,7 +2,7 @@
 
 An ASGI wrapper around the whole application, present only with --enable-faults, so the normal
 path knows nothing of it. Owns the plan of faults and how each is carried out; the routes to plan
-them are in `admin.py`.
+them are in `emulator/http/admin.py`.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everburn.emulator import operations, wire
 from everburn.emulator.errors import EmulatorError, InvalidInput
+from everburn.emulator.http import wire
 from everburn.emulator.service import Emulator
+from everburn.emulator.training import operations
 
 FaultKind = Literal[
     "drop",
@@ -78,7 +79,8 @@ class Fault:
 
 
 ADMIN = "/emulator"
-"""Where the routes of admin.py are: what looks at an operation is no request of it."""
+"""Where the routes of emulator/http/admin.py are: what looks at an operation is no request of
+it."""
 ARRIVALS = 64
 """Requests of an operation whose times are kept."""
 

@@ -5,7 +5,8 @@ process dies when the job leaves JOB_STATE_RUNNING, with its sessions and models
 for samplers stays in its bucket. Jobs and deployments outlive the emulator, on disk; after a
 restart jobs run again, in new processes, and deployments serve the base model.
 
-Used on the event loop only. Doesn't own HTTP (dedicated.py) or computations (operations.py).
+Used on the event loop only. Doesn't own HTTP (emulator/http/managed_routes.py) or computations
+(emulator/training/operations.py).
 """
 
 import asyncio
@@ -17,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from everburn.emulator.engine import Engine
 from everburn.emulator.errors import AlreadyExists, InvalidInput, NotFound, NotReady
 from everburn.emulator.sessions import Snapshot
+from everburn.emulator.training.engine import Engine
 
 JobState = Literal[
     "JOB_STATE_PENDING",

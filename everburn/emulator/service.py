@@ -16,13 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from everburn.emulator import operations, wire
-from everburn.emulator.bases import Base, Bases
-from everburn.emulator.checkpoints import CheckpointStore
 from everburn.emulator.compute import ComputeThread, Work
-from everburn.emulator.decoder import Decoder
-from everburn.emulator.distribution import SamplingParams
-from everburn.emulator.engine import Engine
 from everburn.emulator.errors import (
     EmulatorError,
     InvalidInput,
@@ -30,11 +24,18 @@ from everburn.emulator.errors import (
     NotFound,
     failed_result,
 )
-from everburn.emulator.futures import Operation, OperationQueue, Promise, Result
+from everburn.emulator.http import wire
 from everburn.emulator.managed import Bucket, Export, Managed, SharedModel
-from everburn.emulator.models import ModelStore, PromotedModel
-from everburn.emulator.sampler import Batch, Ticket, check_request
+from everburn.emulator.models.bases import Base, Bases
+from everburn.emulator.models.registry import ModelStore, PromotedModel
+from everburn.emulator.sampling.decoder import Decoder
+from everburn.emulator.sampling.distribution import SamplingParams
+from everburn.emulator.sampling.sampler import Batch, Ticket, check_request
 from everburn.emulator.sessions import Model, Session, Sessions, Snapshot
+from everburn.emulator.training import operations
+from everburn.emulator.training.checkpoints import CheckpointStore
+from everburn.emulator.training.engine import Engine
+from everburn.emulator.training.futures import Operation, OperationQueue, Promise, Result
 from everburn.emulator.unknowns import KINDEST, Unknowns
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 A session lives as long as its client shows signs of life; checkpoints outlive it, nothing else
 does. After a restart of the server every session is unknown.
 
-Used on the event loop only. Does not own the computations (`operations.py`).
+Used on the event loop only. Does not own the computations (`emulator/training/operations.py`).
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from everburn.emulator.bases import Base, SamplerWeights
-from everburn.emulator.checkpoints import CheckpointRef
-from everburn.emulator.engine import Engine
 from everburn.emulator.errors import NotFound, SessionExpired
-from everburn.emulator.futures import OperationQueue, Promise
-from everburn.emulator.spec import ModelSpec
+from everburn.emulator.models.bases import Base, SamplerWeights
+from everburn.emulator.training.checkpoints import CheckpointRef
+from everburn.emulator.training.engine import Engine
+from everburn.emulator.training.futures import OperationQueue, Promise
+from everburn.emulator.training.spec import ModelSpec
 
 
 @dataclass(eq=False, slots=True)

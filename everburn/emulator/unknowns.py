@@ -12,12 +12,13 @@ class Unknowns:
     applies_repetitions: bool = False
     """A submission that is sent again, because its answer was lost, is applied again: nothing is
     de-duplicated (service.py). An optimizer step, too, on a gradient of zero if there is none: the
-    momentum is applied twice (operations.py)."""
+    momentum is applied twice (emulator/training/operations.py)."""
     shares_full_parameters: bool = False
     """All full-parameter models of a dedicated job are one: weights, optimizer and accumulated
     gradients (service.py)."""
     keeps_gradients: bool = False
-    """Loading a state, with optimizer or without, leaves what is accumulated (operations.py)."""
+    """Loading a state, with optimizer or without, leaves what is accumulated
+    (emulator/training/operations.py)."""
 
 
 KINDEST = Unknowns()

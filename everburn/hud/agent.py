@@ -10,9 +10,9 @@ from hud.agents.types import Sample as HudSample
 from hud.eval.run import Run
 
 from everburn.agentic.formats import Format
-from everburn.deadlines import within
 from everburn.hud.prompts import as_messages
-from everburn.sampling import Sampler
+from everburn.rollouts.contract import Sampler
+from everburn.usercode.deadlines import within
 
 
 class PolicyAgent(Agent):

@@ -8,10 +8,10 @@ model knows it, `47+85=`. Doesn't own which problems there are (tasks.py), nor h
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from hud import Environment
 from hud.graders import EvaluationResult
 
 from everburn.grading import final_integer
+from hud import Environment
 
 NAME = "everburn-arithmetic"
 

@@ -14,11 +14,11 @@ from typing import Literal
 from hud.eval import HUDRuntime, Provider, Runtime, Task
 
 from everburn.config import Entrypoint
-from everburn.entrypoints import call
 from everburn.hud.local import LocalEnvironments
 from everburn.hud.package import require_hud_key
 from everburn.hud.processes import ProcessEnvironments
-from everburn.resources import Resources
+from everburn.rollouts.contract import ResourceRegistry
+from everburn.usercode.entrypoints import call
 
 Isolation = Literal["thread", "shared", "process"]
 MAX_ENVIRONMENTS = 64
@@ -29,7 +29,7 @@ class PlacementError(ValueError):
 
 
 def place(
-    resources: Resources,
+    resources: ResourceRegistry,
     *,
     env_path: str | None = None,
     environment: str | None = None,

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hud import Environment
 from hud.environment import load_environment
 from hud.eval import LocalRuntime, Runtime, Task
 
 from everburn.hud.sources import enter_source
-from everburn.user_loop import UserLoop
+from everburn.usercode.loop import UserLoop
+from hud import Environment
 
 NAME = "hud environment"
 """Of the threads."""

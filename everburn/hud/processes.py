@@ -21,7 +21,7 @@ from hud.environment.server import PORT_ANNOUNCEMENT
 from hud.eval import Runtime, Task
 from hud.utils.process import create_process_group_exec, finish_output, stream_output
 
-from everburn.resources import Resources
+from everburn.rollouts.contract import ResourceRegistry
 
 MARK_ENV = "EVERBURN_HUD_ENVIRONMENT"
 REAPER = "everburn.hud.processes:end"
@@ -45,7 +45,7 @@ class ProcessEnvironments:
     """The environments of a .py file or folder, each served by a process of its own, which starts
     in the source's folder."""
 
-    def __init__(self, source: Path, resources: Resources) -> None:
+    def __init__(self, source: Path, resources: ResourceRegistry) -> None:
         self._source = source
         self._resources = resources
 

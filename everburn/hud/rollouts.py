@@ -18,14 +18,14 @@ from hud.eval.run import Run
 from everburn.agentic.assembly import Assembled, Call, assemble
 from everburn.agentic.tool_loop import Limits
 from everburn.config import Entrypoint
-from everburn.entrypoints import call
 from everburn.hud.agent import PolicyAgent, Witness
 from everburn.hud.environments import MAX_ENVIRONMENTS, Isolation, place
 from everburn.hud.package import hud_key
 from everburn.hud.prompts import make_format
 from everburn.hud.tool_agent import ToolAgent
-from everburn.rollouts import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
-from everburn.sampling import CompletionScope, current_scope
+from everburn.rollouts.contract import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
+from everburn.rollouts.sampling import CompletionScope, current_scope
+from everburn.usercode.entrypoints import call
 
 SAMPLING_TIMEOUT = 600.0
 """Seconds."""

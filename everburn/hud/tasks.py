@@ -12,10 +12,10 @@ from typing import Any, Literal
 from hud.eval import Task, Taskset
 from pydantic import BaseModel, ConfigDict, Field
 
-from everburn.dataset import DatasetError, Row
 from everburn.hud.arithmetic import environment
 from everburn.hud.package import HudKeyMissingError, require_hud_key
 from everburn.hud.sources import enter_source
+from everburn.rollouts.dataset import DatasetError, Row
 
 Range = tuple[int, int]
 

@@ -22,7 +22,7 @@ from everburn.agentic.messages import Message
 from everburn.agentic.tool_loop import Episode, Limits, run_tool_loop
 from everburn.agentic.tools import Tool, ToolResult
 from everburn.hud.prompts import as_messages
-from everburn.rollouts import RecoverableRolloutError, RolloutSetup
+from everburn.rollouts.contract import RecoverableRolloutError, RolloutSetup
 
 
 class EnvironmentToolError(RuntimeError):

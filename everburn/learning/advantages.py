@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from everburn.config import Entrypoint
-from everburn.entrypoints import call
+from everburn.usercode.entrypoints import call
 
 MIN_STD = 1e-8
 """Below it all rewards count as equal: dividing by rounding noise would train on it."""

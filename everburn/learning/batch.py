@@ -13,22 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from everburn.config import Entrypoint
-from everburn.dataset import Row, stored_rows
-from everburn.entrypoints import call
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.rollout_file import read_rollout
-from everburn.ledger import PreparedBatch
-from everburn.refs import (
-    ROWS_KEY,
-    GroupKey,
-    RunRef,
-    StoredRef,
-    encode_groups,
-    prepared_batch_key,
-)
-from everburn.rollouts import RolloutRun
-from everburn.store import ArtifactStore, through_outages
-from everburn.user_code import LimitedLoop
+from everburn.records.ids import GroupKey, RunRef, StoredRef, encode_groups
+from everburn.records.keys import ROWS_KEY, prepared_batch_key
+from everburn.records.ledger import PreparedBatch
+from everburn.records.store import ArtifactStore, through_outages
+from everburn.rollouts.contract import RolloutRun
+from everburn.rollouts.dataset import Row, stored_rows
+from everburn.usercode.entrypoints import call
+from everburn.usercode.limits import LimitedLoop
 
 Score = Callable[[list[list[int]]], Awaitable[list[list[float]]]]
 """Token sequences to the logprob of each token after the first."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from everburn.learning.batch import SegmentAdvantages, SegmentKey
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
-from everburn.rollouts import RolloutSample
-from everburn.store import ArtifactStore
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.advantages import AdvantageFunction, group_zscore, sample_std
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import GROUPS, GroupKey, RolloutOutcome, StoredRef, group_key, rollout_key
-from everburn.rollouts import RolloutRun
-from everburn.store import ArtifactStore
+from everburn.records.ids import GroupKey, RolloutOutcome, StoredRef
+from everburn.records.keys import GROUPS, group_key, rollout_key
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun
 
 Fate = Literal["accepted", "filtered", "incomplete", "skipped"]
 """incomplete: fewer completions survived than min_group_size asks for. skipped: by a person, after

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from everburn.learning.batch import Batch, BatchCompletion
-from everburn.rollouts import RolloutSample
+from everburn.rollouts.contract import RolloutSample
 
 MIN_STD = 1e-6
 """Below it all values count as equal; also added to the deviation that divides."""

@@ -1,10 +1,10 @@
 """The losses that a run may train with: what each is on the wire, its clipping, and what it asks of
 a trainer.
 
-Owns names, the defaults that are sent explicitly, the rules for settings, and the capability that
-a setting needs. Settings that it doesn't know are passed through: the service has keys that aren't
-published. Doesn't own the formulas (the service's; everburn/emulator/losses.py restates them) or a
-Python loss (trainers/custom_loss.py). Light: configuration and workflows import it.
+Owns names, the defaults that are sent explicitly, the rules for settings, and the capability that a
+setting needs. Settings that it doesn't know are passed through: the service has keys that aren't
+published. Doesn't own the formulas (the service's; everburn/emulator/training/losses.py restates
+them) or a Python loss (trainers/custom_loss.py). Light: configuration and workflows import it.
 """
 
 import math

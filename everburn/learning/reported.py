@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everburn.refs import submission_metrics_key
-from everburn.store import ArtifactStore
+from everburn.records.keys import submission_metrics_key
+from everburn.records.store import ArtifactStore
 
 LOSS = "loss:sum"
 """Becomes train/loss by itself."""

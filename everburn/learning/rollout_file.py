@@ -1,7 +1,8 @@
 """The file of one finished completion: one Parquet row per segment.
 
 Owns the columns, so that a person can open any rollout with pandas, duckdb or datasets, and a
-trainer can build datums from it. Doesn't own keys (refs.py) or validation (rollouts.py).
+trainer can build datums from it. Doesn't own keys (records/ids.py) or validation
+(rollouts/contract.py).
 """
 
 import json
@@ -11,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.refs import StoredRef
-from everburn.rollouts import RolloutRun, RolloutSample
-from everburn.store import ArtifactStore
+from everburn.records.ids import StoredRef
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun, RolloutSample
 
 
 class CompletionRecord(BaseModel):

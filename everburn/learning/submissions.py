@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from everburn.learning.batch import segment_advantages
 from everburn.learning.datums import Datum, group_datums
 from everburn.learning.group import GroupManifest, load_group
-from everburn.ledger import PreparedBatch
-from everburn.refs import GroupKey, StoredRef, group_key, submission_key
-from everburn.store import ArtifactStore
+from everburn.records.ids import GroupKey, StoredRef
+from everburn.records.keys import group_key, submission_key
+from everburn.records.ledger import PreparedBatch
+from everburn.records.store import ArtifactStore
 
 
 class SubmissionManifest(BaseModel):

@@ -3,7 +3,8 @@
 A pure state machine over positions 0..total-1 of the shuffled, epoch-repeated order. A row is
 resolved when it was rejected or when the step that trained it was committed. The set of resolved
 rows is exact (a low-water mark and ranges above it), so that a resumed run neither issues a
-resolved row again nor skips an unresolved one. It doesn't know what a row holds (dataset.py).
+resolved row again nor skips an unresolved one. It doesn't know what a row holds
+(rollouts/dataset.py).
 """
 
 from bisect import bisect_left

@@ -7,7 +7,7 @@ It doesn't own when a partial batch is final, nor what a submission does.
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everburn.refs import GroupKey
+from everburn.records.ids import GroupKey
 
 MAX_GROUPS_PER_SUBMISSION = 256
 """So that a submission's list of group names stays below 2 KB in history."""

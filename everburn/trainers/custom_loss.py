@@ -3,7 +3,7 @@
 As the SDK's `forward_backward_custom` does it: the loss is differentiated here with respect to the
 logprobs, and the trainer gets the gradient. Owns the call of the user's function and every check
 of what it returns, before anything reaches the trainer. Doesn't own the requests (serverless.py) or
-how long the function may take (user_code.py).
+how long the function may take (usercode/limits.py).
 """
 
 import math
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from everburn.config import Entrypoint
-from everburn.entrypoints import call
 from everburn.learning.datums import Datum
-from everburn.threads import in_thread
-from everburn.trainers import TrainerRejectedError
-from everburn.user_code import UserCodeStuckError, limited
+from everburn.trainers.protocol import TrainerRejectedError
+from everburn.usercode.entrypoints import call
+from everburn.usercode.limits import UserCodeStuckError, limited
+from everburn.usercode.threads import in_thread
 
 if TYPE_CHECKING:
     from torch import Tensor

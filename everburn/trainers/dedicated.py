@@ -13,14 +13,22 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from everburn.backends import api_key, api_root
 from everburn.config import RunConfig
-from everburn.ledger import AdamParams
-from everburn.provisioning import ResourceRecord, find_resources
-from everburn.refs import RunRef
-from everburn.store import ArtifactStore, StoreError, when_there_is_space
-from everburn.threads import in_thread
-from everburn.trainers import (
+from everburn.records.ids import RunRef
+from everburn.records.ledger import AdamParams
+from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.trainers.attached_job import (
+    begins_as_found,
+    require_base_model,
+    require_nothing_saved,
+)
+from everburn.trainers.backends import api_key, api_root
+from everburn.trainers.errors import describe, translated
+from everburn.trainers.fencing import Holder, earlier_holders, record_holder
+from everburn.trainers.guards import check_capabilities
+from everburn.trainers.hotload import Hotloader, Serving
+from everburn.trainers.protocol import (
     Snapshot,
     TrainerCapacityError,
     TrainerClosedError,
@@ -30,16 +38,6 @@ from everburn.trainers import (
     TrainerUnavailableError,
     TrainerUnfitError,
 )
-from everburn.trainers.attached import (
-    begins_as_found,
-    require_base_model,
-    require_nothing_saved,
-)
-from everburn.trainers.capabilities import check_capabilities
-from everburn.trainers.errors import describe, translated
-from everburn.trainers.fencing import Holder, earlier_holders, record_holder
-from everburn.trainers.hotload import Hotloader, Serving
-from everburn.trainers.opening import opened
 from everburn.trainers.serverless import (
     OPEN_TIMEOUT,
     RESULT_TIMEOUT,
@@ -48,6 +46,8 @@ from everburn.trainers.serverless import (
     listed,
     open_service,
 )
+from everburn.trainers.session_opening import opened
+from everburn.usercode.threads import in_thread
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient

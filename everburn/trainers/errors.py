@@ -7,7 +7,7 @@ state ends the lease, quota holds the run, a key that is refused fails it (or ho
 
 Not in the table is what never arrives: the SDK itself repeats a request that was refused for now,
 or that only reads, for up to five minutes. One that may have been applied isn't repeated
-(resends.py), and arrives as "anything else".
+(send_once.py), and arrives as "anything else".
 """
 
 import re
@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from everburn.failures import status_of
 from everburn.secrets import redacted
-from everburn.trainers import (
+from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerCapacityError,
@@ -27,7 +26,7 @@ from everburn.trainers import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from everburn.trainers.resends import NOT_REPEATED
+from everburn.trainers.send_once import NOT_REPEATED
 
 QUOTA_PATIENCE = 60
 """Seconds that a call is allowed to wait for a quota, which the SDK would do for an hour."""
@@ -236,6 +235,17 @@ def signs_of(error: BaseException, *, opening: bool = False) -> Signs:
     categories = {str(getattr(getattr(e, "category", ""), "value", "")).lower() for e in chain}
     types = frozenset(base.__name__ for each in chain for base in type(each).__mro__)
     return Signs(text, status, "user" in categories, opening, types)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of any client library carries, if it does."""
+    response = getattr(error, "response", None)
+    for holder in (error, response):
+        for name in ("status_code", "final_status", "status", "code"):
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and 100 <= status < 600:
+                return status
+    return None
 
 
 def describe(error: BaseException) -> str:

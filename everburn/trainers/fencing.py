@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
-from everburn.store import ArtifactStore, through_outages
-from everburn.trainers import Trainer, TrainerStateLostError
-from everburn.trainers.agreement import BEFORE_ANY_COMPLETION, LONGEST, mean_gap
+from everburn.records.store import ArtifactStore, through_outages
+from everburn.trainers.probe import BEFORE_ANY_COMPLETION, LONGEST, mean_gap
+from everburn.trainers.protocol import Trainer, TrainerStateLostError
 
 HOLDERS = "holders"
 FINGERPRINTS = "fingerprints"

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from everburn.backends import api_key, api_root
 from everburn.config import RunConfig
-from everburn.failures import status_of
-from everburn.trainers import TrainerError, TrainerFailedError, TrainerStateLostError
-from everburn.trainers.errors import describe, translated
+from everburn.trainers.backends import api_key, api_root
+from everburn.trainers.errors import describe, status_of, translated
+from everburn.trainers.protocol import TrainerError, TrainerFailedError, TrainerStateLostError
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentManager

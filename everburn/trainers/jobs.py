@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from everburn.backends import UnreachableError, api_key, api_root, check_reachable
 from everburn.config import RunConfig
-from everburn.failures import status_of
-from everburn.provisioning import (
+from everburn.records.ids import RunRef
+from everburn.records.provisioning import (
     ResourceRecord,
     find_resources,
     planned_resources,
     put_resources,
 )
-from everburn.refs import RunRef
-from everburn.run_folder import run_owner
-from everburn.store import ArtifactStore, StoreError
-from everburn.trainers import TrainerError, TrainerRejectedError, TrainerUnavailableError
-from everburn.trainers.errors import describe, translated
+from everburn.records.run_folder import run_owner
+from everburn.records.store import ArtifactStore, StoreError
+from everburn.trainers.backends import UnreachableError, api_key, api_root, check_reachable
+from everburn.trainers.errors import describe, status_of, translated
 from everburn.trainers.hotload import NOT_READY
+from everburn.trainers.protocol import TrainerError, TrainerRejectedError, TrainerUnavailableError
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentInfo, DeploymentManager, TrainerJobManager

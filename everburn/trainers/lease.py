@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from everburn.publications import StaleEpochError
-from everburn.store import CorruptArtifactError, StoreError
-from everburn.trainers import Trainer, TrainerClosedError, TrainerStateLostError
+from everburn.records.publications import StaleEpochError
+from everburn.records.store import CorruptArtifactError, StoreError
+from everburn.trainers.protocol import Trainer, TrainerClosedError, TrainerStateLostError
 
 T = TypeVar("T")
 

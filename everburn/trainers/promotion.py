@@ -1,7 +1,7 @@
 """Promotion: a snapshot becomes a model of the account, and nobody else's model is taken for it.
 
 Owns what an answer tells about whether the model was made. Doesn't own which request makes it (the
-sessions) or how often that is tried (workflows/ending.py).
+sessions) or how often that is tried (workflows/run/shutdown.py).
 """
 
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from everburn.config import RunConfig
 from everburn.secrets import redacted
-from everburn.trainers import (
+from everburn.trainers.errors import describe, signs_of, translated
+from everburn.trainers.protocol import (
     ModelIdTakenError,
     PromotionError,
     PromotionRefusedError,
     TrainerClosedError,
 )
-from everburn.trainers.errors import describe, signs_of, translated
 
 if TYPE_CHECKING:
     from fireworks.training.sdk.fireworks_client import FireworksClient

@@ -15,33 +15,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from everburn.backends import (
+from everburn.config import Entrypoint, RunConfig
+from everburn.learning.datums import Datum
+from everburn.learning.losses import Settings, wire_loss_of
+from everburn.records.ledger import AdamParams
+from everburn.trainers import sdk
+from everburn.trainers.backends import (
     UnreachableError,
     api_key,
     check_reachable,
     control_url,
     training_url,
 )
-from everburn.config import Entrypoint, RunConfig
-from everburn.failures import status_of
-from everburn.learning.datums import Datum
-from everburn.learning.losses import Settings, wire_loss_of
-from everburn.ledger import AdamParams
-from everburn.threads import in_thread
-from everburn.trainers import (
+from everburn.trainers.custom_loss import CustomLoss
+from everburn.trainers.errors import QUOTA_PATIENCE, describe, status_of, translated
+from everburn.trainers.guards import Tally, check_capabilities
+from everburn.trainers.promotion import promote
+from everburn.trainers.protocol import (
     Gradients,
     Snapshot,
     TrainerError,
     TrainerUnavailableError,
     TrainerUnfitError,
-    sdk,
 )
-from everburn.trainers.capabilities import check_capabilities
-from everburn.trainers.custom_loss import CustomLoss
-from everburn.trainers.errors import QUOTA_PATIENCE, describe, translated
-from everburn.trainers.opening import opened
-from everburn.trainers.promotion import promote
-from everburn.trainers.tally import Tally
+from everburn.trainers.session_opening import opened
+from everburn.usercode.threads import in_thread
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import FiretitanServiceClient, FiretitanTrainingClient
@@ -445,7 +443,7 @@ def open_service(url: str, key: str) -> "FiretitanServiceClient":
     from fireworks.training.sdk import FiretitanServiceClient
     from fireworks.training.sdk.client import FIRETITAN_TINKER_CLIENT_CONFIG
 
-    from everburn.trainers.resends import watched_client
+    from everburn.trainers.send_once import watched_client
 
     settings = FIRETITAN_TINKER_CLIENT_CONFIG | {
         "billing_exception_max_pause_duration_sec": QUOTA_PATIENCE

@@ -26,7 +26,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 def sums(count: int, held_out: bool = False) -> list[dict[str, Any]]:
     """Two-digit sums; the base model's demonstrations hold none of those that are held out."""
-    from everburn.emulator.sums import held_out_pairs, training_pairs
+    from everburn.emulator.models.sums import held_out_pairs, training_pairs
 
     pairs = held_out_pairs() if held_out else training_pairs()
     chosen = random.Random(0).sample(pairs, count)

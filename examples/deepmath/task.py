@@ -46,7 +46,7 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 def small_rows(count: int, held_out: bool = False) -> list[dict[str, Any]]:
     """Rows for the emulator's base model: sums of two numbers, whose truth is written in several
     ways, so that each judge has something to do."""
-    from everburn.emulator.sums import held_out_pairs, problem, training_pairs
+    from everburn.emulator.models.sums import held_out_pairs, problem, training_pairs
 
     pairs = random.Random(1).sample(held_out_pairs() if held_out else training_pairs(), count)
     written = ("{}", "{}.0", r"\text{{{}}}", "${}$")
@@ -62,7 +62,7 @@ def small_rows(count: int, held_out: bool = False) -> list[dict[str, Any]]:
 def deepmath_rows(source: str, count: int, skip: int = 0) -> list[dict[str, Any]]:
     """Rows of a .parquet or .jsonl file with the columns `question` and `final_answer`, as the
     DeepMath data set has them."""
-    from everburn.dataset import load_rows
+    from everburn.rollouts.dataset import load_rows
 
     rows = load_rows(source)[skip : skip + count]
     return [

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
-from everburn.emulator.recipe import Demonstration, Recipe, Shape
-from everburn.emulator.vocabulary import END, PAD
+from everburn.emulator.models.recipe import Demonstration, Recipe, Shape
+from everburn.emulator.models.vocabulary import END, PAD
 from examples.frozen_lake.lake import GOAL, MOVES, Map, Walk, step
 from examples.frozen_lake.task import STEPS, render
 

@@ -5,8 +5,9 @@ An ordinary HUD environment: it runs under `hud eval` as it is, and knows nothin
 
 import re
 
-from hud import Environment
 from hud.graders import EvaluationResult
+
+from hud import Environment
 
 env = Environment(name="till")
 

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from everburn.emulator.recipe import Demonstration, Recipe, Shape
-from everburn.emulator.vocabulary import END, PAD
+from everburn.emulator.models.recipe import Demonstration, Recipe, Shape
+from everburn.emulator.models.vocabulary import END, PAD
 from examples.multihop_qa.search import Search
 from examples.multihop_qa.task import call_text, render, results
 from examples.multihop_qa.world import FACTS, PEOPLE, REGIONS, RELATIONS, TOWNS, row

@@ -4,7 +4,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.failure_types import final_errors
-from everburn.store import CorruptArtifactError, StoreError, StoreFullError
+from everburn.records.store import CorruptArtifactError, StoreError, StoreFullError
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Messages of activities: small, whatever they tell of."""
 
 from activities.messages import MAX_ERRORS, CompleteGroup
-from everburn.refs import GroupKey, RolloutOutcome, RunRef
+from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
 
 RUN = RunRef(store="s3://bucket/a-folder-of-runs", id="a-run-with-quite-a-long-name")
 

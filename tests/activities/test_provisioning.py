@@ -10,10 +10,10 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import provisioning
 from activities.provisioning import ProvisioningActivities
-from everburn.provisioning import RECORD_KEY, find_resources
-from everburn.refs import RunRef
-from everburn.run_folder import CONFIG_KEY
-from everburn.store import ArtifactStore
+from everburn.records.ids import RunRef
+from everburn.records.provisioning import RECORD_KEY, find_resources
+from everburn.records.run_folder import CONFIG_KEY
+from everburn.records.store import ArtifactStore
 from support.emulator import RunningEmulator
 from support.full_disk import FullDisk
 from support.places import Place

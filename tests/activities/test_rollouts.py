@@ -17,10 +17,10 @@ from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, STORE_FAILED, W
 from activities.messages import Prepared, RolloutOrder, RowsFailed, ShardOrder
 from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
-from everburn.failures import SnapshotGoneError
-from everburn.refs import GroupKey, RolloutOutcome, RunRef
-from everburn.resources import Resources, registered
-from everburn.store import ArtifactStore
+from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.failures import SnapshotGoneError
+from everburn.rollouts.sandboxes import Resources, registered
 from support.script import Draw, spread
 from support.scripted_run import scripted_run
 from support.threads import hanging

@@ -9,11 +9,11 @@ import pytest
 
 from activities import runners as runners_module
 from activities.runners import Runners
-from everburn import rollout_runner
-from everburn.refs import RunRef
-from everburn.run_folder import OWNER_KEY, Owner
-from everburn.store import ArtifactStore
-from everburn.user_loop import UserLoop
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import OWNER_KEY, Owner
+from everburn.records.store import ArtifactStore
+from everburn.rollouts import runner as rollout_runner
+from everburn.usercode.loop import UserLoop
 from support.waiting import until
 
 loaded: list[str] = []

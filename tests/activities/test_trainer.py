@@ -14,9 +14,9 @@ from activities.failure_types import TRAINER_STATE_LOST
 from activities.messages import AcquireLease, LeaseGrant, LeaseRef, LoadCheckpoint, OptimStep
 from activities.trainer import TrainerActivities
 from everburn.config import RunConfig, parse_config
-from everburn.refs import RunRef
-from everburn.run_folder import Owner, create_run_folder
-from everburn.trainers import (
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import Owner, create_run_folder
+from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerRejectedError,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from everburn.emulator.base_model import TINY, tokenizer_path
+from everburn.emulator.models.base_model import TINY, tokenizer_path
 from support.policies import qwen3_tokenizer
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everburn.agentic.assembly import Assembled, Call, TraceIntegrityError, assemble
-from everburn.failures import classify
-from everburn.rollouts import RolloutRun, validate_rollout
+from everburn.rollouts.contract import RolloutRun
+from everburn.rollouts.failures import classify
+from everburn.rollouts.validation import validate_rollout
 
 IDS = st.integers(0, 3)
 """Few ids, so that prompts coincide by chance too."""

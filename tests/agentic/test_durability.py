@@ -7,12 +7,13 @@ import pytest
 
 from everburn import RecoverableRolloutError
 from everburn.agentic import TraceIntegrityError
-from everburn.evaluation import evaluate_shard, run_evaluation_function
-from everburn.failures import RowsFailedError
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import GroupKey, RunRef, rollout_key
-from everburn.rollout_runner import RolloutRunner
-from everburn.store import ArtifactStore
+from everburn.records.ids import GroupKey, RunRef
+from everburn.records.keys import rollout_key
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.evaluation import evaluate_shard, run_evaluation_function
+from everburn.rollouts.failures import RowsFailedError
+from everburn.rollouts.runner import RolloutRunner
 from support.agents import a_run, complete, complete_elsewhere
 from support.emulator import RunningEmulator
 

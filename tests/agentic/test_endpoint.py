@@ -22,10 +22,11 @@ from everburn.agentic import (
 )
 from everburn.agentic.tools import Tool
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import GroupKey, rollout_key
-from everburn.rollout_runner import RolloutRunner
-from everburn.rollouts import RolloutRun
-from everburn.store import ArtifactStore
+from everburn.records.ids import GroupKey
+from everburn.records.keys import rollout_key
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun
+from everburn.rollouts.runner import RolloutRunner
 from support.agents import a_run, ask
 from support.emulator import RunningEmulator
 from support.policies import ScriptedPolicy, setup_of

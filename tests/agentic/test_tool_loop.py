@@ -13,7 +13,8 @@ from everburn.agentic.formats import Format, RendererFormat, TextFormat
 from everburn.agentic.messages import Message, Reply, ToolCall
 from everburn.agentic.tool_loop import Episode, Limits, run_tool_loop
 from everburn.agentic.tools import ToolResult
-from everburn.rollouts import PromptTooLongError, validate_rollout
+from everburn.rollouts.contract import PromptTooLongError
+from everburn.rollouts.validation import validate_rollout
 from support.policies import ScriptedPolicy, setup_of
 
 ASK = [{"role": "user", "content": "go"}]

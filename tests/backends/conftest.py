@@ -19,15 +19,15 @@ from temporalio.service import RPCError
 
 from activities.rollouts import RolloutActivities
 from activities.trainer import TrainerActivities
-from everburn.backends import EMULATOR_URL_ENV, on_shared_emulator
-from everburn.checkpoints import find_checkpoint
-from everburn.emulator.base_model import TINY
-from everburn.emulator.checkpoints import weights_digest
-from everburn.provisioning import ResourceRecord, find_resources
-from everburn.refs import RunRef
-from everburn.run_folder import stored_config
+from everburn.emulator.models.base_model import TINY
+from everburn.emulator.training.checkpoints import weights_digest
+from everburn.records.checkpoints import find_checkpoint
+from everburn.records.ids import RunRef
+from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.run_folder import stored_config
+from everburn.records.verification import Verified, verify
+from everburn.trainers.backends import EMULATOR_URL_ENV, on_shared_emulator
 from everburn.trainers.serverless import ServerlessTrainer
-from everburn.verification import Verified, verify
 from support.emulator import RunningEmulator, running_emulator
 from support.farm import register_namespace, shared_workflow_modules
 from support.histories import check_payloads, replay, run_histories
@@ -35,10 +35,10 @@ from support.runs import StartedRun
 from support.waiting import until
 from workers.plugin import everburn_plugin
 from workers.processes import orchestrator, rollout_worker, trainer_worker
-from workflows import provisioning
+from workflows.children import provisioning
 from workflows.messages import RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 NAMESPACE = "backends"
 _numbers = itertools.count(1)

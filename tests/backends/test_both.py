@@ -8,8 +8,8 @@ import pytest
 
 from backends.conftest import Run, Service
 from everburn.config import parse_config
-from everburn.run_folder import stored_config
-from workers.resume import rebuilt_state
+from everburn.records.run_folder import stored_config
+from workflows.restore import rebuilt_state
 
 SERVERLESS = {"backend": "emulator"}
 DEDICATED = {"backend": "emulator-dedicated"}

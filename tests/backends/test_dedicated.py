@@ -15,12 +15,12 @@ from temporalio.exceptions import CancelledError
 from activities import provisioning
 from activities import trainer as trainer_activities
 from backends.conftest import Run, Service, a_config
-from everburn.checkpoints import find_checkpoint
-from everburn.emulator.base_model import TINY
-from everburn.publications import current_publication
-from everburn.run_folder import stored_config
+from everburn.emulator.models.base_model import TINY
+from everburn.records.checkpoints import find_checkpoint
+from everburn.records.publications import current_publication
+from everburn.records.run_folder import stored_config
 from support.waiting import Gate, until
-from workers.resume import rebuilt_state
+from workflows.restore import rebuilt_state
 
 LORA = {"backend": "emulator-dedicated", "rows": 4}
 FULL = LORA | {"lora_rank": 0, "learning_rate": 0.004}

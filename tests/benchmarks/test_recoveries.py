@@ -1,8 +1,8 @@
 """When a run counts as recovered."""
 
-from benchmarks.processes import Death
 from benchmarks.recoveries import Event, of_rollout_worker, of_trainer
-from benchmarks.tiny_task import Execution
+from system.processes import Death
+from system.tiny_task import Execution
 
 
 def test_a_trainer_is_back_when_the_runs_own_policy_is_published_again() -> None:

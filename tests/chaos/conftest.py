@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from benchmarks.processes import Stack
 from chaos.harness import Chaos, open_stack, process_command
+from system.processes import Stack
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -1,7 +1,7 @@
 """A stack of real processes, and runs on it that a test puts into trouble.
 
 Owns how tests plan what happens at a named point (kill_points.py), start runs of the tiny task and
-hold them to what must be true at the end (benchmarks/audit.py).
+hold them to what must be true at the end (tests/system/audit.py).
 """
 
 import itertools
@@ -18,19 +18,20 @@ import psutil
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from benchmarks import tiny_task
-from benchmarks.audit import audit, check_no_session_lives
-from benchmarks.processes import ROOT, Death, Stack, stack
-from benchmarks.tiny_task import Execution, read_executions
 from chaos.kill_points import FOLDER, Plan, sessions_of_the_dead, write_plan
 from everburn.emulator.unknowns import WORST
-from everburn.refs import ROWS_KEY, RunRef
-from everburn.verification import Verified
+from everburn.records.ids import RunRef
+from everburn.records.keys import ROWS_KEY
+from everburn.records.verification import Verified
 from support.runs import StartedRun
 from support.waiting import until
+from system import tiny_task
+from system.audit import audit, check_no_session_lives
+from system.processes import ROOT, Death, Stack, stack
+from system.tiny_task import Execution, read_executions
 from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 PATIENCE = 180.0
 """Seconds for a run of a few steps, deaths included, on a busy machine."""
@@ -76,7 +77,7 @@ class Chaos:
     folder: Path
     """Of the session: runs, logs and plans."""
     backend: str = "serverless"
-    """Where runs train (benchmarks/tiny_task.py), unless their fields say otherwise."""
+    """Where runs train (tests/system/tiny_task.py), unless their fields say otherwise."""
     troubles: list[Trouble] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     known_sessions: set[str] = field(default_factory=set)
@@ -127,7 +128,7 @@ class Chaos:
         return found
 
     async def admin(self, path: str, **body: Any) -> None:
-        """Change how the emulator behaves (everburn/emulator/admin.py)."""
+        """Change how the emulator behaves (everburn/emulator/http/admin.py)."""
         await self._emulator("POST", path, body)
 
     async def sessions(self) -> dict[str, Any]:
@@ -136,7 +137,7 @@ class Chaos:
         assert isinstance(found, dict)
         return found
 
-    async def start(self, rows: int = 8, task: str = "benchmarks.tiny_task", **fields: Any) -> Run:
+    async def start(self, rows: int = 8, task: str = "system.tiny_task", **fields: Any) -> Run:
         """Start a run; fields are its configuration's."""
         name = f"run-{next(_numbers)}"
         executed = self.folder / f"{name}.executions"

@@ -127,7 +127,7 @@ def install() -> None:
     points = Points(Path(os.environ[FOLDER]))
     _wrap_store(points)
     _wrap_workflows(points)
-    from everburn import metrics
+    from everburn.records import metrics
 
     _wrap(metrics, "amend", points, lambda store, stream, index, values: f"amend {index}")
 
@@ -135,7 +135,7 @@ def install() -> None:
 def install_for_trainer() -> None:
     """Wrap the trainer session: it imports the SDK."""
     points = Points(Path(os.environ[FOLDER]))
-    from everburn import replay
+    from everburn.records import replay
     from everburn.trainers.dedicated import DedicatedTrainer
     from everburn.trainers.hotload import Hotloader
     from everburn.trainers.jobs import RunResources
@@ -182,9 +182,9 @@ def _holder(file: Path) -> Holder:
 
 def install_for_emulator() -> None:
     points = Points(Path(os.environ[FOLDER]))
-    from everburn.emulator.checkpoints import CheckpointStore
     from everburn.emulator.managed import Managed
     from everburn.emulator.service import Emulator
+    from everburn.emulator.training.checkpoints import CheckpointStore
 
     _wrap(Emulator, "_execute", points, lambda self, model, operation: f"serve {operation.name}")
     _wrap(Emulator, "_create", points, lambda *arguments: "serve create_model")
@@ -194,7 +194,7 @@ def install_for_emulator() -> None:
 
 
 def _wrap_store(points: Points) -> None:
-    from everburn import store
+    from everburn.records import store
 
     # Below the translation of errors, so that a full disk is met as it is.
     write = store._write_atomically

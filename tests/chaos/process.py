@@ -6,7 +6,7 @@ python -m chaos.process ARGUMENTS    as `everburn ARGUMENTS`
 import sys
 
 from chaos import kill_points
-from workers.cli import main
+from workers.cli.app import main
 
 if __name__ == "__main__":
     kill_points.install()

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tiny_task
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSetup
 from everburn.learning.batch import Batch
 from support.waiting import until
+from system import tiny_task
 
 LATE = 1.5
 BLOCKED = 12.0

@@ -4,7 +4,7 @@ import pytest
 
 from chaos.harness import Chaos
 
-HELD_OUT = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+HELD_OUT = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
 
 
 async def test_the_service_dies_between_an_update_and_its_answer(chaos: Chaos) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.audit import check_fates
 from chaos.harness import PATIENCE, Chaos
 from everburn.emulator.unknowns import WORST
 from support.waiting import until
+from system.audit import check_fates
 
 SURVIVED_BY_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
     ("forward_backward", "status", {"status": 409}),

@@ -31,7 +31,7 @@ WRITES = [
 @pytest.mark.chaos
 @pytest.mark.parametrize("write", WRITES)
 async def test_a_full_disk_is_waited_for(chaos: Chaos, write: str) -> None:
-    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    held_out = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
     chaos.plan(write, "full", times=2 if write == CALLS else MORE_THAN_ATTEMPTS)
     run = await chaos.start(evaluation_dataset=held_out, evaluation_interval=2)
     await chaos.survived(run)

@@ -6,8 +6,8 @@ import pytest
 import pytest_asyncio
 
 from chaos.harness import Chaos, process_command
-from everburn import metrics
-from everburn.publications import current_publication, find_publication
+from everburn.records import metrics
+from everburn.records.publications import current_publication, find_publication
 
 FREE_OF_EVALUATION = [
     "after put owner.json",
@@ -76,7 +76,7 @@ async def test_the_orchestrator_dies_over_a_step_without_update(chaos: Chaos, mo
 
 @pytest.mark.chaos
 async def test_the_orchestrator_dies_during_an_evaluation(chaos: Chaos) -> None:
-    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    held_out = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
     shard = chaos.plan("before put evaluations/000002/shard-0000.json", "freeze")
     run = await chaos.start(evaluation_dataset=held_out, evaluation_interval=2)
     assert await chaos.frozen(shard) == "rollout"
@@ -92,7 +92,7 @@ async def test_the_orchestrator_dies_while_it_records_an_evaluation(
     chaos: Chaos, moment: str
 ) -> None:
     """An evaluation amends the metrics of its step."""
-    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    held_out = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
     chaos.plan(f"{moment} amend 4")
     run = await chaos.start(evaluation_dataset=held_out)
     await chaos.survived(run)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chaos.harness import Chaos
-from everburn.resources import registered
+from everburn.rollouts.sandboxes import registered
 from support.command_line import ROOT
 from support.sandboxes import inside, left, made_by
 
@@ -23,10 +23,10 @@ async def test_sandboxes_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Pat
 
 
 @pytest.mark.chaos
-async def test_hud_environments_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Path) -> None:
+async def test_hud_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Path) -> None:
     """Each is a process, in a session of its own: nothing ends it with its worker."""
     pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
-    shutil.copytree(ROOT / "tests/hud_environments/counting", tmp_path / "counting")
+    shutil.copytree(ROOT / "tests/hud/counting", tmp_path / "counting")
     chaos.plan("after append rollouts/row-000001.0/_calls-1.jsonl")
     run = await chaos.start(
         rows=4,

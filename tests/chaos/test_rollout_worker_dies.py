@@ -5,7 +5,7 @@ import pytest
 
 from chaos.harness import Chaos, Run
 
-HELD_OUT = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+HELD_OUT = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
 
 
 def begun(run: Run, row: int, completion: int) -> int:

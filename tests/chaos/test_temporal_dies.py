@@ -14,7 +14,7 @@ MOMENTS = [
     ("rollout", "after put groups/row-000003.0.json"),
     ("rollout", "after put evaluations/000002/shard-0000.json"),
 ]
-HELD_OUT = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+HELD_OUT = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
 
 
 async def test_the_server_dies_while_rollouts_run(chaos: Chaos) -> None:

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from benchmarks.histories import run_histories
 from chaos.harness import Chaos, Run
-from workflows.train_run import TrainRun
-from workflows.trainer_lease import HOLD_HEARTBEAT
+from system.histories import run_histories
+from workflows.children.trainer_lease import HOLD_HEARTBEAT
+from workflows.run.train_run import TrainRun
 
 MARGIN = timedelta(seconds=2)
 """For the server to notice a timeout and to pass the word on."""
@@ -121,7 +121,7 @@ async def test_the_trainer_dies_again_while_it_recovers(chaos: Chaos, point: str
 async def test_the_trainer_dies_during_an_evaluation(chaos: Chaos) -> None:
     """The evaluation's snapshot dies with it, and the evaluation waits until it is served again.
     The dead holder's session ends at the service."""
-    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    held_out = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
     shard = chaos.plan("before put evaluations/000002/shard-0000.json", "freeze")
     run = await chaos.start(evaluation_dataset=held_out, evaluation_interval=2)
     assert await chaos.frozen(shard) == "rollout"

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from benchmarks.processes import ROLES
 from chaos.harness import Chaos
+from system.processes import ROLES
 
 PROCESSES = [*ROLES, "emulator", "temporal"]
 

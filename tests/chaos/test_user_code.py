@@ -9,7 +9,7 @@ from chaos.harness import PATIENCE, Chaos, Run, process_command
 from chaos.tasks import PLACE
 from support.waiting import until
 from workers.exits import BLOCKED
-from workflows.attempts import MAX_FAILURES, MAX_LOSSES
+from workflows.children.retries import MAX_FAILURES, MAX_LOSSES
 
 TASK = "chaos.tasks"
 
@@ -142,7 +142,7 @@ async def test_a_loss_that_exits_ends_its_run_and_no_other(chaos: Chaos) -> None
 
 @pytest.mark.chaos
 async def test_a_worker_without_the_users_module_leaves_its_work_to_others(chaos: Chaos) -> None:
-    held_out = {"name": "benchmarks.tiny_task:rows", "kwargs": {"count": 3}}
+    held_out = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
     slow = [0, 1, 2, 3, 4, 5, 6, 7]
     run = await chaos.start(
         task=TASK, extras={"late": slow}, evaluation_dataset=held_out, evaluation_interval=2
@@ -152,7 +152,7 @@ async def test_a_worker_without_the_users_module_leaves_its_work_to_others(chaos
     command = process_command("worker", "rollout", "--address", chaos.stack.address)
     unfit = ["env", f"PYTHONPATH={paths}", *command]
     # Without the tests' folder it can't find the task, nor its own named points.
-    unfit[unfit.index("chaos.process")] = "workers.cli"
+    unfit[unfit.index("chaos.process")] = "workers.cli.app"
     chaos.stack.processes.start("unfit", unfit)
     try:
         await chaos.survived(run)

@@ -12,7 +12,7 @@ from everburn.config import AdvantageName
 from everburn.learning.batch import Batch, BatchCompletion, BatchGroup
 from everburn.learning.datums import build_datum
 from everburn.learning.losses import COMMON_SETTINGS, LOSSES, clip_of
-from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.rollouts.contract import RolloutRun, RolloutSample
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
 SEGMENT = RolloutSample([2, 3, 4], [0.0, -1.0, -1.0], [0, 1, 1], 1.0)

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from everburn.config import parse_config
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
-from everburn.ledger import read_ledger
-from everburn.refs import ROWS_KEY, GroupKey, RunRef, rollout_key
-from everburn.resources import registered
-from everburn.rollout_runner import RolloutRunner
-from everburn.rollouts import RolloutRun
-from everburn.store import ArtifactStore
-from everburn.task import prepare_task
+from everburn.records.ids import GroupKey, RunRef
+from everburn.records.keys import ROWS_KEY, rollout_key
+from everburn.records.ledger import read_ledger
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun
+from everburn.rollouts.runner import RolloutRunner
+from everburn.rollouts.sandboxes import registered
+from everburn.rollouts.task import prepare_task
 from support.agents import a_run
 from support.command_line import ROOT, Everburn, free_ports
 from support.emulator import RunningEmulator

@@ -11,8 +11,8 @@ import pytest
 
 from support.command_line import ROOT, Everburn, environment_of_tests, wait_until
 from support.sums import write_sums
-from workers.stack_folder import StackFolder
-from workers.temporal_server import find_binary
+from workers.stack.folder import StackFolder
+from workers.stack.temporal_server import find_binary
 
 
 class Shell:

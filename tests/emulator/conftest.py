@@ -6,8 +6,8 @@ import pytest
 import torch
 from fireworks.training.sdk import FiretitanServiceClient
 
-from everburn.emulator.base_model import TINY
-from everburn.emulator.bases import Base
+from everburn.emulator.models.base_model import TINY
+from everburn.emulator.models.bases import Base
 from support.emulator import RunningEmulator
 
 torch.set_num_threads(1)

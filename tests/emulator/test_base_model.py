@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from everburn.emulator import base_model, sums
-from everburn.emulator.base_model import ARITHMETIC, TINY, UnknownBaseModel
-from everburn.emulator.vocabulary import Vocabulary
+from everburn.emulator.models import base_model, sums
+from everburn.emulator.models.base_model import ARITHMETIC, TINY, UnknownBaseModel
+from everburn.emulator.models.vocabulary import Vocabulary
 from support import recipes
 
 BUDGET = 10
@@ -150,7 +150,7 @@ def test_a_rollout_worker_needs_no_torch_for_its_tokenizer(cache: Path) -> None:
 
 ASK_FOR_TINY = f"""
 from everburn.emulator import base_model
-from everburn.emulator.vocabulary import Vocabulary
+from everburn.emulator.models.vocabulary import Vocabulary
 write_tokenizer = Vocabulary.write_tokenizer
 
 def told_when_to(vocabulary, folder):

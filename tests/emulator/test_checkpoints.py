@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from everburn.emulator.checkpoints import CheckpointRef, CheckpointStore, digest
-from everburn.emulator.engine import TrainingState
 from everburn.emulator.errors import CheckpointNotFound, InvalidInput, NameTaken
-from everburn.emulator.spec import ModelSpec
+from everburn.emulator.training.checkpoints import CheckpointRef, CheckpointStore, digest
+from everburn.emulator.training.engine import TrainingState
+from everburn.emulator.training.spec import ModelSpec
 
 RUN = "run-" + "0123456789abcdef" * 2
 SPEC = ModelSpec(base_model="base", rank=2, alpha=4, seed=1)

@@ -9,8 +9,8 @@ from fireworks.training.sdk import FiretitanServiceClient, types
 from fireworks.training.sdk.client import FiretitanSamplingClient
 from fireworks.training.sdk.concurrency import FixedConcurrencyController
 
-from everburn.emulator.base_model import TINY
-from everburn.emulator.bases import Base
+from everburn.emulator.models.base_model import TINY
+from everburn.emulator.models.bases import Base
 from support.emulator import (
     PATIENCE,
     POSITIONS,

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from everburn.emulator.bases import Base
 from everburn.emulator.compute import ComputeThread, Work
-from everburn.emulator.distribution import SamplingParams
-from everburn.emulator.sampler import Ticket
+from everburn.emulator.models.bases import Base
+from everburn.emulator.sampling.distribution import SamplingParams
+from everburn.emulator.sampling.sampler import Ticket
 from support.emulator import PATIENCE
 
 from .test_sampler import open_batch

@@ -1,7 +1,7 @@
 import pytest
 
-from everburn.emulator.datums import MICRO_BATCH_TOKENS, parse_submission
 from everburn.emulator.errors import ContextExceeded, InvalidInput, NonFinite
+from everburn.emulator.training.datums import MICRO_BATCH_TOKENS, parse_submission
 
 Payload = dict[str, object]
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from everburn.emulator.bases import Base, SamplerWeights
-from everburn.emulator.decoder import Decoder, KVCache
-from everburn.emulator.spec import ModelSpec
+from everburn.emulator.models.bases import Base, SamplerWeights
+from everburn.emulator.sampling.decoder import Decoder, KVCache
+from everburn.emulator.training.spec import ModelSpec
 
 from .test_engine import FULL, LORA, finish, random_submission, trained
 

@@ -23,7 +23,7 @@ from fireworks.training.sdk import (
     types,
 )
 
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from support.emulator import (
     PATIENCE,
     RunningEmulator,

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from everburn.emulator.base_model import TINY
-from everburn.emulator.bases import Base
-from everburn.emulator.checkpoints import digest
-from everburn.emulator.datums import Submission, parse_submission
-from everburn.emulator.engine import Engine
 from everburn.emulator.errors import InvalidInput, NonFinite, UnsupportedOperation
-from everburn.emulator.spec import AdamSettings, ModelSpec
+from everburn.emulator.models.base_model import TINY
+from everburn.emulator.models.bases import Base
+from everburn.emulator.training.checkpoints import digest
+from everburn.emulator.training.datums import Submission, parse_submission
+from everburn.emulator.training.engine import Engine
+from everburn.emulator.training.spec import AdamSettings, ModelSpec
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from fireworks.training.sdk import (
 )
 from fireworks.training.sdk._core.lib.retryable_exception import RetryableException
 
-from everburn.emulator.base_model import TINY
-from everburn.emulator.server import EmulatorSettings, create_app
+from everburn.emulator.http.server import EmulatorSettings, create_app
+from everburn.emulator.models.base_model import TINY
 from support.emulator import RunningEmulator, supervised
 
 from .test_completions import complete, model_of, sample, sampler, snapshot

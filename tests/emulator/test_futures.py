@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 
 from everburn.emulator.errors import InvalidInput, SequenceBroken
-from everburn.emulator.futures import Operation, OperationQueue, Promise
-from everburn.emulator.operations import at_once
+from everburn.emulator.training.futures import Operation, OperationQueue, Promise
+from everburn.emulator.training.operations import at_once
 
 
 def operation(seq_id: int, name: str = "forward") -> Operation:

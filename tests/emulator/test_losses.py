@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from everburn.emulator.errors import InvalidInput
-from everburn.emulator.losses import LOSSES, Diagnostics, Loss
+from everburn.emulator.training.losses import LOSSES, Diagnostics, Loss
 
 CURRENT = [-0.5, -1.0, -2.0, -0.1, -3.0]
 RECORDED = [-0.6, -2.5, -1.0, -0.1, -1.5]

@@ -8,7 +8,7 @@ import torch
 from fireworks.training.sdk import FiretitanServiceClient, RequestFailedError, types
 from fireworks.training.sdk.fireworks_client import FireworksClient, ModelDetailsUnavailableError
 
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from support.emulator import RunningEmulator, supervised
 
 from .test_completions import snapshot

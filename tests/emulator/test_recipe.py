@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from everburn.emulator import arithmetic, sums
-from everburn.emulator.recipe import Demonstration
+from everburn.emulator.models import arithmetic, sums
+from everburn.emulator.models.recipe import Demonstration
 from support.recipes import greeting
 
 

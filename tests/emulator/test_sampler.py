@@ -6,17 +6,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from everburn.emulator.bases import Base
-from everburn.emulator.decoder import Decoder
-from everburn.emulator.distribution import SamplingParams, draw_tokens
 from everburn.emulator.errors import ContextExceeded, InvalidInput
-from everburn.emulator.sampler import (
-    Batch,
-    Completion,
-    Sampler,
-    Ticket,
-    check_request,
-)
+from everburn.emulator.models.bases import Base
+from everburn.emulator.sampling.decoder import Decoder
+from everburn.emulator.sampling.distribution import SamplingParams, draw_tokens
+from everburn.emulator.sampling.sampler import Batch, Completion, Sampler, Ticket, check_request
 from support.emulator import POSITIONS
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])

@@ -14,7 +14,7 @@ from fireworks.training.sdk import (
     types,
 )
 
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from everburn.emulator.sessions import Sessions
 from support.emulator import RunningEmulator, running_emulator, supervised, wait_for
 

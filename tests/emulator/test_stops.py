@@ -1,4 +1,4 @@
-from everburn.emulator.stops import EnderCache, StopStrings
+from everburn.emulator.sampling.stops import EnderCache, StopStrings
 
 
 class Bytes:

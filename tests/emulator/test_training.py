@@ -8,9 +8,9 @@ import pytest
 import torch
 from fireworks.training.sdk import FiretitanServiceClient, RequestFailedError, types
 
-from everburn.emulator.base_model import TINY
-from everburn.emulator.bases import Base
-from everburn.emulator.losses import LOSSES
+from everburn.emulator.models.base_model import TINY
+from everburn.emulator.models.bases import Base
+from everburn.emulator.training.losses import LOSSES
 from support.emulator import (
     POSITIONS,
     RunningEmulator,
@@ -430,7 +430,7 @@ def test_numbers_that_are_none_are_refused_by_name(
 def test_large_requests_are_parsed_off_the_loop(
     trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everburn.emulator.training.LARGE_BODY_BYTES", 1000)
+    monkeypatch.setattr("everburn.emulator.http.training_routes.LARGE_BODY_BYTES", 1000)
     datums = [supervised([1 + i % 60] * 100) for i in range(10)]
     output = trainer.forward(datums, "cross_entropy").result()
     assert len(output.loss_fn_outputs) == 10
@@ -451,7 +451,7 @@ def test_unloading_frees_a_model_and_its_snapshots(
 def test_a_result_takes_as_long_as_it_takes(
     emulator: RunningEmulator, trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everburn.emulator.training.LONG_POLL_SECONDS", 0.01)
+    monkeypatch.setattr("everburn.emulator.http.training_routes.LONG_POLL_SECONDS", 0.01)
     waiting = emulator.post(
         "/api/v1/optim_step", {"adam_params": {}, "model_id": trainer.model_id, "seq_id": 2}
     ).json()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from everburn.emulator.vocabulary import END, PAD, Vocabulary
+from everburn.emulator.models.vocabulary import END, PAD, Vocabulary
 
 TOKENS = (PAD, END, "a", "ab", "abc", "b", "c", " a", "(", ".", "-", " ", "é", "\\")
 VOCABULARY = Vocabulary(TOKENS)

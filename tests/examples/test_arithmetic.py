@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from everburn.emulator import base_model
+from everburn.emulator.models import base_model
 from examples.arithmetic.task import expected, grade_final_integer, products, render, sums
 from support.answers import READABLE, RIGHT, UNREADABLE
 

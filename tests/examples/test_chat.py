@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from everburn import RolloutRun
-from everburn.rollouts import validate_rollout
+from everburn.rollouts.validation import validate_rollout
 from examples.frozen_lake import task as frozen_lake
 from examples.frozen_lake.base_model import best_move
 from examples.frozen_lake.lake import Map, Walk

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from everburn.config import parse_config
-from everburn.emulator import base_model
+from everburn.emulator.models import base_model
 from examples.deepmath.grading import (
     Grader,
     UndecidedError,

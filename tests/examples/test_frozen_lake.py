@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from everburn.agentic import Reply
-from everburn.emulator.vocabulary import Vocabulary
+from everburn.emulator.models.vocabulary import Vocabulary
 from examples.frozen_lake.base_model import LOOKS, best_move, blind_move, recipe, walk
 from examples.frozen_lake.lake import GOAL, MOVES, START, Map, Walk, step
 from examples.frozen_lake.task import STEPS, parse, render, rows

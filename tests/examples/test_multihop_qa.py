@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from everburn.emulator.vocabulary import Vocabulary
+from everburn.emulator.models.vocabulary import Vocabulary
 from examples.multihop_qa.base_model import PATIENCE, conversation, recipe
 from examples.multihop_qa.grading import token_f1
 from examples.multihop_qa.search import Search

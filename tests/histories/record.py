@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHistory
 
-from everburn.backends import EMULATOR_URL_ENV
 from everburn.config import reconfigured
-from everburn.refs import RunRef
-from everburn.run_folder import Origin, configured
-from everburn.trainers import TrainerStateLostError
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import Origin, configured
+from everburn.trainers.backends import EMULATOR_URL_ENV
+from everburn.trainers.protocol import TrainerStateLostError
 from support import tiny_turns
 from support.emulator import running_emulator
 from support.farm import Farm, Run, open_farm
@@ -32,9 +32,9 @@ from support.histories import run_histories
 from support.script import Draw, Script
 from support.temporal import running_temporal
 from support.waiting import until
-from workers.fork import Fork
-from workers.run_file import RunFile
-from workflows.train_run import TrainRun
+from workers.cli.fork import Fork
+from workers.cli.run_file import RunFile
+from workflows.run.train_run import TrainRun
 
 HERE = Path(__file__).parent
 OFTEN = "limit.historyCount.suggestContinueAsNew=150"

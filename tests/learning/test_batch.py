@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from everburn.config import Entrypoint
-from everburn.dataset import write_rows
 from everburn.learning.batch import Batch, InvalidBatchError, Score, prepare_batch
 from everburn.learning.group import GroupManifest, judge_group, keep_group, load_group
 from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import recorded_datums
-from everburn.ledger import PreparedBatch
-from everburn.refs import ROWS_KEY, GroupKey, RolloutOutcome, RunRef, rollout_key
-from everburn.rollouts import RolloutRun, RolloutSample
-from everburn.store import ArtifactStore
-from everburn.user_code import LimitedLoop
+from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
+from everburn.records.keys import ROWS_KEY, rollout_key
+from everburn.records.ledger import PreparedBatch
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun, RolloutSample
+from everburn.rollouts.dataset import write_rows
+from everburn.usercode.limits import LimitedLoop
 from support.records import a_record
 
 KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1)]

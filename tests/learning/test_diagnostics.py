@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everburn.learning.datums import Datum, build_datum
 from everburn.learning.diagnostics import PolicyDistance, distance_metrics, policy_distance
 from everburn.learning.losses import Clip
-from everburn.rollouts import RolloutSample
+from everburn.rollouts.contract import RolloutSample
 
 logprob = st.floats(-6, 0)
 tokens = st.tuples(logprob, logprob, logprob, st.booleans())

@@ -16,9 +16,10 @@ from everburn.learning.group import (
 )
 from everburn.learning.rollout_file import read_rollout, write_rollout
 from everburn.learning.submissions import prepare_submission
-from everburn.refs import GroupKey, RolloutOutcome, rollout_key, submission_key
-from everburn.rollouts import RolloutRun, RolloutSample
-from everburn.store import ArtifactStore, CorruptArtifactError
+from everburn.records.ids import GroupKey, RolloutOutcome
+from everburn.records.keys import rollout_key, submission_key
+from everburn.records.store import ArtifactStore, CorruptArtifactError
+from everburn.rollouts.contract import RolloutRun, RolloutSample
 from support.records import a_record
 
 KEY = GroupKey(cursor=17)

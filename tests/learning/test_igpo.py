@@ -17,7 +17,7 @@ from everburn.learning.igpo import (
     turn_advantages,
     turn_gains,
 )
-from everburn.rollouts import RolloutRun, RolloutSample
+from everburn.rollouts.contract import RolloutRun, RolloutSample
 
 numbers = st.floats(-5, 5).map(lambda x: round(x, 3))
 """No deviations that are close to the threshold below which all counts as equal."""

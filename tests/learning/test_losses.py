@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from everburn.emulator.losses import LOSSES as SERVICE
-from everburn.emulator.losses import Loss
+from everburn.emulator.training.losses import LOSSES as SERVICE
+from everburn.emulator.training.losses import Loss
 from everburn.learning.losses import (
     LOSSES,
     Clip,

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from everburn.backends import EMULATOR_KEY
 from everburn.config import RunConfig, parse_config
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
+from everburn.trainers.backends import EMULATOR_KEY
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 

@@ -18,17 +18,17 @@ import httpx
 import pytest
 from fireworks.training.sdk import FiretitanServiceClient, TrainerJobManager
 
-from everburn.backends import EMULATOR_KEY, api_key, api_root
 from everburn.config import RunConfig, parse_config
-from everburn.emulator.base_model import TINY
-from everburn.provisioning import find_resources
-from everburn.refs import RunRef
-from everburn.run_folder import Owner, create_run_folder
-from everburn.store import ArtifactStore
-from everburn.trainers import TrainerError, TrainerUnavailableError
-from everburn.trainers.agreement import check_served
+from everburn.emulator.models.base_model import TINY
+from everburn.records.ids import RunRef
+from everburn.records.provisioning import find_resources
+from everburn.records.run_folder import Owner, create_run_folder
+from everburn.records.store import ArtifactStore
+from everburn.trainers.backends import EMULATOR_KEY, api_key, api_root
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.jobs import RunResources
+from everburn.trainers.probe import check_served
+from everburn.trainers.protocol import TrainerError, TrainerUnavailableError
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from everburn.backends import api_key, control_url, training_url
 from everburn.config import RunConfig
-from everburn.trainers import TrainerError
-from everburn.trainers.agreement import check_served
+from everburn.trainers.backends import api_key, control_url, training_url
+from everburn.trainers.probe import check_served
+from everburn.trainers.protocol import TrainerError
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 
@@ -58,7 +58,7 @@ async def test_a_submission_that_is_sent_twice(
     request: pytest.FixtureRequest,
     worst: bool | None,
 ) -> None:
-    """(a) Everburn sends none twice (everburn/trainers/resends.py), and relies on neither answer.
+    """(a) Everburn sends none twice (everburn/trainers/send_once.py), and relies on neither answer.
     (e) is asked on the way."""
     if worst is not None:
         emulator: RunningEmulator = request.getfixturevalue("emulator")

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 
 from everburn.learning.datums import Datum, build_datum
-from everburn.ledger import AdamParams
-from everburn.rollouts import RolloutSample
+from everburn.records.ledger import AdamParams
+from everburn.rollouts.contract import RolloutSample
 
 ADAM = AdamParams(
     learning_rate=1e-4,

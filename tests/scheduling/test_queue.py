@@ -2,7 +2,7 @@
 
 import pytest
 
-from everburn.refs import GroupKey
+from everburn.records.ids import GroupKey
 from everburn.scheduling.queue import MAX_GROUPS_PER_SUBMISSION, GroupQueue, QueuedGroup
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from everburn.dataset import RowOrder
-from everburn.refs import GroupKey
+from everburn.records.ids import GroupKey
+from everburn.rollouts.dataset import RowOrder
 from everburn.scheduling.admission import Admission
 from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor

@@ -26,13 +26,14 @@ from everburn.agentic import (
     run_tool_loop,
 )
 from everburn.config import RunConfig, parse_config
-from everburn.dataset import write_rows
-from everburn.emulator.base_model import TINY, TINY_ALPHABET
-from everburn.publications import Publication, publish
-from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, GroupKey, RunRef
-from everburn.rollout_runner import RolloutRunner
-from everburn.run_folder import Owner, create_run_folder
-from everburn.store import ArtifactStore
+from everburn.emulator.models.base_model import TINY, TINY_ALPHABET
+from everburn.records.ids import GroupKey, RunRef
+from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY
+from everburn.records.publications import Publication, publish
+from everburn.records.run_folder import Owner, create_run_folder
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.dataset import write_rows
+from everburn.rollouts.runner import RolloutRunner
 from everburn.trainers.serverless import ServerlessTrainer
 from support.command_line import ROOT, environment_of_tests
 
@@ -181,7 +182,7 @@ def a_config(url: str, **fields: Any) -> RunConfig:
 
 IN_ANOTHER_PROCESS = """
 import asyncio, sys
-from everburn.refs import RunRef
+from everburn.records.ids import RunRef
 from support.agents import complete
 asyncio.run(complete(RunRef(store=sys.argv[1], id=sys.argv[2])))
 """

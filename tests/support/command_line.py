@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from workers.ports import free_port
+from workers.stack.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 OUTER = (
@@ -23,7 +23,7 @@ OUTER = (
 """Variables of the person who runs the tests that would change what they do."""
 PATIENCE = 240.0
 """Seconds for a command, or for what it brings about: it may have to start a stack first, which may
-take half of them (workers/supervisor.py)."""
+take half of them (workers/stack/supervisor.py)."""
 
 
 class Everburn:
@@ -90,7 +90,7 @@ class Everburn:
         wait_until(lambda: not self.processes(), "the folder's processes to end")
 
     def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-P", "-m", "workers.cli", *arguments]
+        return [sys.executable, "-P", "-m", "workers.cli.app", *arguments]
 
 
 def _listen_to_interrupts() -> None:

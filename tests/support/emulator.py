@@ -15,8 +15,8 @@ import uvicorn
 from fireworks.training.sdk import FiretitanServiceClient, types
 from safetensors.torch import load_file
 
-from everburn.emulator.base_model import TINY_SHAPE
-from everburn.emulator.server import SERVERLESS, UVICORN_OPTIONS, EmulatorSettings, create_app
+from everburn.emulator.http.server import SERVERLESS, UVICORN_OPTIONS, EmulatorSettings, create_app
+from everburn.emulator.models.base_model import TINY_SHAPE
 from everburn.emulator.service import Emulator
 
 POSITIONS = TINY_SHAPE.positions

@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from temporalio import activity
 
-from everburn import store
+from everburn.records import store
 
 
 @dataclass

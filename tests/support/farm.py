@@ -30,22 +30,22 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from activities.messages import LeaseRef
 from activities.rollouts import RolloutActivities
 from activities.trainer import TrainerActivities, open_session
-from everburn import metrics
 from everburn.config import RunConfig
-from everburn.refs import RunRef
-from everburn.run_folder import configured
-from everburn.trainers import Trainer
+from everburn.records import metrics
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import configured
+from everburn.trainers.protocol import Trainer
 from support.runs import StartedRun
 from support.script import Script, scripts
 from support.trainer import ScriptedTrainer
 from workers import processes
 from workers.plugin import everburn_plugin
 from workers.processes import orchestrator, rollout_worker, trainer_worker
-from workers.resume import rebuilt_state
 from workflows.messages import RunResult
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.state import RunState
-from workflows.train_run import TrainRun
+from workflows.restore import rebuilt_state
+from workflows.run.state import RunState
+from workflows.run.train_run import TrainRun
 
 SLOTS = 1100
 SCRIPTED = "scripted"

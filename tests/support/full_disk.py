@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everburn import store
+from everburn.records import store
 
 
 @dataclass

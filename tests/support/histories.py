@@ -1,5 +1,5 @@
-"""The histories of runs: collected and replayed (benchmarks/histories.py), and measured against the
-budgets."""
+"""The histories of runs: collected and replayed (tests/system/histories.py), and measured against
+the budgets."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from temporalio.api.common.v1 import Payloads
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import WorkflowHistory
 
-from benchmarks.histories import replay, run_histories
 from support.temporal import running_temporal
+from system.histories import replay, run_histories
+from workers.connection import connect
 from workers.plugin import everburn_plugin
-from workers.processes import connect
-from workers.stack_folder import StackFolder
+from workers.stack.folder import StackFolder
 
 MAX_PAYLOAD = 2048
 """Bytes of one activity or signal payload: names and numbers, never tokens."""

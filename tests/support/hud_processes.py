@@ -6,9 +6,9 @@ from typing import Any
 
 from hud.eval import Task
 
-from benchmarks import tiny_task
 from everburn import RolloutFn, RolloutRun, RolloutSetup
 from everburn.hud.environments import place
+from system import tiny_task
 
 
 def note(log: Path) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from everburn.config import RunConfig, parse_config
-from everburn.emulator.base_model import TINY
-from everburn.refs import RunRef
-from everburn.run_folder import Owner, create_run_folder
-from everburn.store import ArtifactStore
+from everburn.emulator.models.base_model import TINY
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import Owner, create_run_folder
+from everburn.records.store import ArtifactStore
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.jobs import RunResources
 from support.emulator import RunningEmulator, wait_for

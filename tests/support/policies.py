@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from everburn.rollouts import PromptTooLongError, RolloutSetup
-from everburn.sampling import Sample, Sampler
+from everburn.rollouts.contract import PromptTooLongError, RolloutSetup, Sample
+from everburn.rollouts.sampling import PolicySampler
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN3 = (*CHATML, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -77,7 +77,7 @@ def setup_of(policy: ScriptedPolicy, tokenizer: Any, **changes: Any) -> RolloutS
         "tokenizer": tokenizer,
         "tokenizer_id": "test",
         "sampling_kwargs": {"max_tokens": 200, "temperature": 1.0},
-        "sampler": cast(Sampler, policy),
+        "sampler": cast(PolicySampler, policy),
         "model": "test",
         "completions_per_prompt": 2,
         "extras": {},

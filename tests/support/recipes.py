@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from everburn.emulator import arithmetic, sums
-from everburn.emulator.recipe import Demonstration, Recipe, Shape
-from everburn.emulator.vocabulary import END, PAD
+from everburn.emulator.models import arithmetic, sums
+from everburn.emulator.models.recipe import Demonstration, Recipe, Shape
+from everburn.emulator.models.vocabulary import END, PAD
 from examples.deepmath.task import small_rows
 from examples.frozen_lake import base_model as frozen_lake
 from examples.multihop_qa import base_model as multihop_qa

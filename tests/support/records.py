@@ -4,8 +4,8 @@ from typing import Any
 
 from everburn.learning.group import GroupManifest, Member
 from everburn.learning.rollout_file import CompletionRecord
-from everburn.ledger import LedgerEntry
-from everburn.refs import GroupKey, StoredRef
+from everburn.records.ids import GroupKey, StoredRef
+from everburn.records.ledger import LedgerEntry
 from support.sessions import ADAM
 
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 
-from benchmarks.processes import result_of
 from everburn.learning.group import GroupManifest
-from everburn.ledger import LedgerEntry, read_ledger
-from everburn.refs import RunRef
-from everburn.store import ArtifactStore
+from everburn.records.ids import RunRef
+from everburn.records.ledger import LedgerEntry, read_ledger
+from everburn.records.store import ArtifactStore
 from support.waiting import PATIENCE, until
+from system.processes import result_of
 from workflows.messages import RunResult, Status
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 
 @dataclass

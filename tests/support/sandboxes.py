@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks import tiny_task
 from everburn import RecoverableRolloutError, RolloutFn, RolloutRun, RolloutSample, RolloutSetup
 from support.waiting import until
+from system import tiny_task
 
 REAPER = "support.sandboxes:remove"
 

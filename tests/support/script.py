@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everburn import RolloutRun, RolloutSample
-from everburn.sampling import current_scope
+from everburn.rollouts.sampling import current_scope
 from support.trainer import ScriptedTrainer
 from support.waiting import Gate
 

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from everburn.dataset import write_rows
-from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, RunRef
-from everburn.run_folder import Owner, create_run_folder
-from everburn.store import ArtifactStore
+from everburn.records.ids import RunRef
+from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY
+from everburn.records.run_folder import Owner, create_run_folder
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.dataset import write_rows
 from support.agents import a_config
 from support.script import Play, Script, scripts
 from support.tasks import rows

@@ -3,10 +3,10 @@
 from typing import Any
 
 from everburn.config import RunConfig, parse_config
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from everburn.learning.datums import Datum, build_datum
-from everburn.ledger import AdamParams
-from everburn.rollouts import RolloutSample
+from everburn.records.ledger import AdamParams
+from everburn.rollouts.contract import RolloutSample
 
 ADAM = AdamParams(
     learning_rate=0.01,

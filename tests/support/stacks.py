@@ -6,8 +6,8 @@ from pathlib import Path
 
 from support.command_line import Everburn, free_ports, wait_until
 from support.histories import replay_stack
-from workers.stack_folder import StackFolder
-from workers.supervisor import START_TIMEOUT
+from workers.stack.folder import StackFolder
+from workers.stack.supervisor import START_TIMEOUT
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from pathlib import Path
 from temporalio.client import Client
 
 from support.waiting import until
-from workers.ports import free_port
-from workers.temporal_server import find_binary, start_command
+from workers.stack.ports import free_port
+from workers.stack.temporal_server import find_binary, start_command
 
 PROMPT_TIMERS = 'history.timerProcessorMaxTimeShift="10ms"'
 """Left to itself, a server takes a second over every timer, deadline and retry that is due within

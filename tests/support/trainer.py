@@ -12,8 +12,8 @@ from typing import TypeVar
 from everburn.config import Entrypoint
 from everburn.learning.datums import Datum
 from everburn.learning.losses import Settings
-from everburn.ledger import AdamParams
-from everburn.trainers import Gradients, Snapshot
+from everburn.records.ledger import AdamParams
+from everburn.trainers.protocol import Gradients, Snapshot
 from support.waiting import Gate, until
 
 T = TypeVar("T")

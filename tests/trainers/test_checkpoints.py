@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from everburn.trainers import (
+from everburn.trainers.protocol import (
     ModelIdTakenError,
     PromotionError,
     PromotionRefusedError,

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from everburn.provisioning import find_resources
-from everburn.trainers import (
+from everburn.records.provisioning import find_resources
+from everburn.trainers import dedicated
+from everburn.trainers import hotload as hotload_module
+from everburn.trainers.dedicated import DedicatedTrainer
+from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerCapacityError,
@@ -18,10 +21,7 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
-    dedicated,
 )
-from everburn.trainers import hotload as hotload_module
-from everburn.trainers.dedicated import DedicatedTrainer
 from support.emulator import RunningEmulator
 from support.places import Place
 from support.waiting import until

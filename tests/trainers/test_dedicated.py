@@ -13,23 +13,15 @@ import pytest
 
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
 from activities.trainer_operations import load_checkpoint, save_checkpoint
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import write_rollout
-from everburn.provisioning import ResourceRecord, find_resources
-from everburn.refs import GroupKey, group_key, rollout_key
-from everburn.rollouts import RolloutRun, RolloutSample
-from everburn.run_folder import stored_config
-from everburn.store import ArtifactStore
-from everburn.trainers import (
-    PromotionError,
-    TrainerCapacityError,
-    TrainerRejectedError,
-    TrainerStateLostError,
-    TrainerUnavailableError,
-    dedicated,
-    fencing,
-    serverless,
-)
+from everburn.records.ids import GroupKey
+from everburn.records.keys import group_key, rollout_key
+from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.run_folder import stored_config
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun, RolloutSample
+from everburn.trainers import dedicated, fencing, serverless
 from everburn.trainers.fencing import (
     Fingerprint,
     check_fingerprint,
@@ -38,6 +30,13 @@ from everburn.trainers.fencing import (
     record_fingerprint,
 )
 from everburn.trainers.lease import Lease
+from everburn.trainers.protocol import (
+    PromotionError,
+    TrainerCapacityError,
+    TrainerRejectedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+)
 from support.emulator import RunningEmulator, running_emulator
 from support.full_disk import FullDisk
 from support.places import Place

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from fireworks.training.sdk._core.lib import internal_client_holder
 
-from everburn.trainers import (
+from everburn.trainers import serverless
+from everburn.trainers.errors import RULES, signs_of
+from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerCapacityError,
@@ -18,9 +20,7 @@ from everburn.trainers import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
-    serverless,
 )
-from everburn.trainers.errors import RULES, signs_of
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from everburn.publications import StaleEpochError
-from everburn.store import CorruptArtifactError, StoreError
-from everburn.trainers import TrainerRejectedError, TrainerStateLostError
+from everburn.records.publications import StaleEpochError
+from everburn.records.store import CorruptArtifactError, StoreError
 from everburn.trainers.lease import Lease, OperationKey
+from everburn.trainers.protocol import TrainerRejectedError, TrainerStateLostError
 from support.trainer import ScriptedTrainer
 from support.waiting import until
 

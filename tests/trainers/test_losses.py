@@ -12,16 +12,16 @@ import pytest
 import torch
 from fireworks.training.sdk import types
 
-from everburn import user_code
 from everburn.config import Entrypoint
-from everburn.emulator.base_model import TINY
-from everburn.emulator.losses import Loss
+from everburn.emulator.models.base_model import TINY
+from everburn.emulator.training.losses import Loss
 from everburn.learning.datums import Datum, build_datum
 from everburn.learning.losses import LOSSES, wire_loss_of
-from everburn.ledger import AdamParams
-from everburn.rollouts import RolloutSample
-from everburn.trainers import TrainerRejectedError, TrainerUnfitError
+from everburn.records.ledger import AdamParams
+from everburn.rollouts.contract import RolloutSample
+from everburn.trainers.protocol import TrainerRejectedError, TrainerUnfitError
 from everburn.trainers.serverless import ServerlessTrainer, to_sdk
+from everburn.usercode import limits as user_code
 from support import losses
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config

@@ -9,7 +9,7 @@ from activities.trainer import preload
 preload()
 from everburn.trainers.serverless import to_sdk
 from everburn.learning.datums import build_datum
-from everburn.rollouts import RolloutSample
+from everburn import RolloutSample
 
 datum = to_sdk(build_datum(RolloutSample([1, 2, 3], [0.0, -1.0, -1.0], [0, 1, 1], 1.0), 0.5))
 assert datum.loss_fn_inputs["advantages"].tolist() == [0.5, 0.5]

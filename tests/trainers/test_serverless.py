@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from everburn.trainers import (
+from everburn.trainers import serverless
+from everburn.trainers.protocol import (
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
-    serverless,
 )
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator

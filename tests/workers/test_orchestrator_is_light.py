@@ -12,15 +12,23 @@ from typing import Any
 from support.command_line import environment_of_tests
 from support.imports import HEAVY
 from support.waiting import until
-from workers.processes import connect
+from workers.connection import connect
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 
 def test_serving_a_run_imports_nothing_heavy(temporal_server: str, tmp_path: Path) -> None:
     # -X importtime makes Python itself write down each import of the process.
     python = [sys.executable, "-P", "-X", "importtime"]
-    command = [*python, "-m", "workers.cli", "worker", "orchestrator", "--address", temporal_server]
+    command = [
+        *python,
+        "-m",
+        "workers.cli.app",
+        "worker",
+        "orchestrator",
+        "--address",
+        temporal_server,
+    ]
     imports = tmp_path / "imports.txt"
     with imports.open("w") as stderr:
         worker = subprocess.Popen(command, cwd=tmp_path, env=environment_of_tests(), stderr=stderr)

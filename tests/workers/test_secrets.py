@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fireworks.training.sdk import TrainerJobConfig, TrainerJobManager
 
-from everburn.emulator import base_model
+from everburn.emulator.models import base_model
 from support.emulator import RunningEmulator
 from support.stacks import running_stack
 

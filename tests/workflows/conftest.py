@@ -15,7 +15,7 @@ from support.farm import Farm, Run, Start, open_farm, register_namespace, shared
 from support.histories import check_payloads, replay, run_histories
 from support.script import Script
 from workers import processes
-from workflows import trainer_lease
+from workflows.children import trainer_lease
 
 QUICK_THROTTLE = timedelta(seconds=0.1)
 

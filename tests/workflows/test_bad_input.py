@@ -13,7 +13,7 @@ from support.farm import Farm, Start
 from support.script import Script, scripts
 from support.waiting import PATIENCE
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 
 async def failure_of(farm: Farm, run_id: str, *args: Any) -> ApplicationError:

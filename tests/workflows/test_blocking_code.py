@@ -8,15 +8,16 @@ from datetime import timedelta
 import pytest
 
 from activities.runners import LOAD_TIMEOUT
-from everburn import user_loop
-from everburn.resources import END_TIMEOUT
-from everburn.rollout_runner import STORE_PATIENCE
-from everburn.user_loop import GRACE
+from everburn.rollouts.runner import STORE_PATIENCE
+from everburn.rollouts.sandboxes import END_TIMEOUT
+from everburn.usercode import loop as user_loop
+from everburn.usercode.loop import GRACE
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import until
 from workers import processes
-from workflows import attempts, prompt_group
+from workflows.children import prompt_group
+from workflows.children import retries as attempts
 
 DEADLINE = 2.0
 BEGINS = 0.5

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from everburn.emulator.base_model import TINY
+from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import rollout_key
+from everburn.records.keys import rollout_key
 from support.emulator import RunningEmulator
 from support.farm import Farm, Start
 from support.histories import run_histories
 from support.script import Script
-from workflows import prompt_group
+from workflows.children import prompt_group
 
 pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
 
-ENV = Path(__file__).parents[1] / "hud_environments" / "waves" / "env.py"
+ENV = Path(__file__).parents[1] / "hud" / "waves" / "env.py"
 ROWS, COMPLETIONS, WAVES, SECONDS = 16, 4, 4, 1.5
 HEARTBEAT_TIMEOUT = 3.0
 

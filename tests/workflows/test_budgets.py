@@ -7,7 +7,7 @@ import pytest
 from support.farm import Farm, Start
 from support.histories import MAX_STATE, run_histories
 from support.script import Draw, Script
-from workflows import train_run
+from workflows.run import train_run
 
 GROUPS, GROUP, PER_STEP = 24, 8, 6
 EVENTS_PER_STEP = 60

@@ -9,8 +9,8 @@ from support.farm import Farm, Run, Start
 from support.histories import run_histories
 from support.script import Draw, Script, spread
 from support.waiting import Gate, until
-from workflows import train_run
-from workflows.train_run import TrainRun
+from workflows.run import train_run
+from workflows.run.train_run import TrainRun
 
 
 @pytest.fixture(autouse=True)

@@ -15,16 +15,16 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities import records
-from everburn.controls import Control, ending_of, read_controls
-from everburn.ledger import LedgerEntry
-from everburn.refs import RunRef
-from everburn.steps import StepOutcome
-from everburn.store import ArtifactStore
-from everburn.trainers import TrainerRejectedError
+from everburn.records.commands import Control, ending_of, read_controls
+from everburn.records.ids import RunRef
+from everburn.records.ledger import LedgerEntry
+from everburn.records.steps import StepOutcome
+from everburn.records.store import ArtifactStore
+from everburn.trainers.protocol import TrainerRejectedError
 from support.farm import Run, Start
 from support.script import Draw, Script, behind, spread
 from support.waiting import Gate, until
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 
 async def test_a_pause_finishes_what_is_in_flight_and_admits_nothing_until_resume(start: Start):

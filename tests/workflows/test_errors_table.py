@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from everburn.trainers import TrainerError
 from everburn.trainers.errors import RULES, Reaction
+from everburn.trainers.protocol import TrainerError
 from support.farm import Start
 from support.script import Script
-from workflows import first_lease, recovery, trainer_lease
+from workflows.children import trainer_lease
+from workflows.run import recovery
+from workflows.run import start as first_lease
 
 PROMISES = sorted({(r.reaction, r.error) for r in RULES}, key=lambda pair: (pair[0], str(pair[1])))
 

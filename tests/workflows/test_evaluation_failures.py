@@ -8,12 +8,13 @@ from temporalio import activity
 
 from activities import heartbeats
 from everburn import RecoverableRolloutError
-from everburn.controls import ending_of
-from everburn.failures import SnapshotGoneError
+from everburn.records.commands import ending_of
+from everburn.rollouts.failures import SnapshotGoneError
 from support.farm import Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows import attempts, evaluation
+from workflows.children import evaluation
+from workflows.children import retries as attempts
 
 HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from everburn.evaluation import AFTER_KEY, BEFORE_KEY, load_report
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import EVALUATION_ROWS_KEY, ROWS_KEY, rollout_key
+from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY, rollout_key
+from everburn.rollouts.evaluation import AFTER_KEY, BEFORE_KEY, load_report
 from support.emulator import RunningEmulator
 from support.farm import Start
 from support.script import Script

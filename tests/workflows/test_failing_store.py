@@ -8,18 +8,21 @@ from pathlib import Path
 import pytest
 from temporalio.common import RetryPolicy
 
-from everburn import rollout_runner, run_folder, store
 from everburn.learning.batch import Batch
-from everburn.run_folder import Owner
-from everburn.store import ArtifactStore, StoreError
-from everburn.trainers import TrainerStateLostError
+from everburn.records import run_folder, store
+from everburn.records.run_folder import Owner
+from everburn.records.store import ArtifactStore, StoreError
+from everburn.rollouts import runner as rollout_runner
+from everburn.trainers.protocol import TrainerStateLostError
 from support.failing_disk import FailingDisk
 from support.farm import Farm, Run, Start
 from support.script import Script
 from support.waiting import until
-from workflows import attempts, records, recovery
+from workflows.children import retries as attempts
 from workflows.messages import StopRequest
-from workflows.train_run import TrainRun
+from workflows.run import recorder as records
+from workflows.run import recovery
+from workflows.run.train_run import TrainRun
 
 HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
 MUTATIONS = ("forward_backward", "publish", "save_checkpoint", "replay_step", "prepare_batch")

@@ -7,15 +7,17 @@ import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
 from everburn import RecoverableRolloutError
-from everburn.entrypoints import EntrypointError
-from everburn.failures import SnapshotGoneError
-from everburn.refs import GroupKey, group_workflow_id, rollout_key
+from everburn.records.ids import GroupKey, group_workflow_id
+from everburn.records.keys import rollout_key
+from everburn.rollouts.failures import SnapshotGoneError
+from everburn.usercode.entrypoints import EntrypointError
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows import attempts, watchdog
-from workflows.attempts import BACKOFF
-from workflows.train_run import TrainRun
+from workflows.children import retries as attempts
+from workflows.children.retries import BACKOFF
+from workflows.run import watchdog
+from workflows.run.train_run import TrainRun
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from temporalio.common import RetryPolicy
 
-from everburn import rollout_runner
+from everburn.rollouts import runner as rollout_runner
 from support.farm import Start
 from support.full_disk import FullDisk
 from support.script import Draw, Script
-from workflows import attempts, train_run
+from workflows.children import retries as attempts
+from workflows.run import train_run
 
 TIMES = 10
 

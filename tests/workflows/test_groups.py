@@ -8,9 +8,9 @@ import pytest
 
 from activities import records, rollouts
 from everburn import RolloutRun, RolloutSample
-from everburn.ledger import LedgerEntry
-from everburn.refs import RunRef
-from everburn.steps import StepOutcome
+from everburn.records.ids import RunRef
+from everburn.records.ledger import LedgerEntry
+from everburn.records.steps import StepOutcome
 from support import tasks
 from support.farm import Start
 from support.script import Draw, Script, behind, one_segment

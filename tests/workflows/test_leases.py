@@ -14,8 +14,8 @@ from activities import heartbeats
 from activities.messages import AcquireLease, LeaseRef
 from activities.trainer import TrainerActivities
 from everburn.config import RunConfig
-from everburn.store import StoreError
-from everburn.trainers import (
+from everburn.records.store import StoreError
+from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
     TrainerCapacityError,
@@ -28,8 +28,10 @@ from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.trainer import ScriptedTrainer
 from support.waiting import Gate
-from workflows import first_lease, recovery, trainer_lease
-from workflows.details import describe
+from workflows.children import trainer_lease
+from workflows.run import recovery
+from workflows.run import start as first_lease
+from workflows.run.ui import describe
 
 LOST = TrainerStateLostError("the service restarted")
 

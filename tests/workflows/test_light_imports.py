@@ -8,7 +8,8 @@ from support.imports import HEAVY
 PROGRAM = """
 import sys
 import workers.processes
-import workflows.train_run, workflows.prompt_group, workflows.trainer_lease, workflows.evaluation
+import workflows.run.train_run, workflows.children.prompt_group
+import workflows.children.trainer_lease, workflows.children.evaluation
 from activities.records import RecordActivities
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """

@@ -7,7 +7,7 @@ import pytest
 from support.farm import Start
 from support.script import Draw, Script, spread
 from support.waiting import Gate, until
-from workflows.producer import MAX_GROUPS_OUT
+from workflows.run.producer import MAX_GROUPS_OUT
 
 
 @pytest.mark.chaos  # some 1,100 rollouts take half a minute

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from everburn.trainers import TrainerStateLostError
+from everburn.trainers.protocol import TrainerStateLostError
 from support.farm import Farm, Run, Start
 from support.histories import run_histories
 from support.script import Script
-from workflows import optimizer_step
+from workflows.run import step as optimizer_step
 
 ROWS = 12
 KEPT = ("0", "11")

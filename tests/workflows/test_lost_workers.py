@@ -8,15 +8,15 @@ import pytest
 from temporalio import activity
 
 from activities import heartbeats
-from everburn import rollout_runner
-from everburn.resources import Resources, registered
-from everburn.store import ArtifactStore
+from everburn.records.store import ArtifactStore
+from everburn.rollouts import runner as rollout_runner
+from everburn.rollouts.sandboxes import Resources, registered
 from support.farm import Farm, Run, Start
 from support.sandboxes import noted
 from support.script import Draw, Script
 from support.waiting import Gate, until
 from workers import processes
-from workflows import prompt_group
+from workflows.children import prompt_group
 
 
 @pytest.fixture(autouse=True)

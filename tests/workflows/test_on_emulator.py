@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from everburn import user_code
 from everburn.config import Entrypoint
-from everburn.emulator.checkpoints import weights_digest
+from everburn.emulator.training.checkpoints import weights_digest
 from everburn.learning import igpo
 from everburn.learning.batch import Batch
-from everburn.refs import RunRef
-from everburn.run_folder import stored_config
-from everburn.trainers import Snapshot
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import stored_config
+from everburn.records.verification import Verified, verify
+from everburn.trainers.protocol import Snapshot
 from everburn.trainers.serverless import ServerlessTrainer
-from everburn.verification import Verified, verify
+from everburn.usercode import limits as user_code
 from support import losses, tiny_turns
 from support.emulator import RunningEmulator
 from support.farm import Run, Start

@@ -1,10 +1,7 @@
 """What a run starts from and what it leaves: checkpoints and adapters."""
 
-from everburn.checkpoints import find_checkpoint
-from everburn.trainers import (
-    TrainerRejectedError,
-    TrainerStateLostError,
-)
+from everburn.records.checkpoints import find_checkpoint
+from everburn.trainers.protocol import TrainerRejectedError, TrainerStateLostError
 from support.farm import Start
 from support.script import Script
 

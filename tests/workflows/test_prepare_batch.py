@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from activities import trainer
-from everburn import refs, user_code
 from everburn.learning.batch import Batch
-from everburn.refs import PACKED
-from everburn.trainers import TrainerStateLostError
+from everburn.records import ids as refs
+from everburn.records.ids import PACKED
+from everburn.trainers.protocol import TrainerStateLostError
+from everburn.usercode import limits as user_code
 from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import PATIENCE, Gate, until

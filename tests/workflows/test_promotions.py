@@ -2,7 +2,7 @@
 
 import pytest
 
-from everburn.trainers import (
+from everburn.trainers.protocol import (
     ModelIdTakenError,
     PromotionError,
     PromotionRefusedError,
@@ -10,7 +10,7 @@ from everburn.trainers import (
 )
 from support.farm import Start
 from support.script import Script
-from workflows import recovery
+from workflows.run import recovery
 
 PROMOTION = "promote policy-0001-e1 my-model"
 

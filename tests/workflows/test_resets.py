@@ -11,8 +11,8 @@ from activities import trainer
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workers.temporal_server import find_binary
-from workflows import train_run, watchdog
+from workers.stack.temporal_server import find_binary
+from workflows.run import train_run, watchdog
 
 
 @pytest.fixture(autouse=True)

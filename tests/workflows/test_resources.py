@@ -3,9 +3,9 @@
 import time
 
 from everburn.config import Entrypoint
-from everburn.refs import resource_key
-from everburn.resources import Registered, registered
-from everburn.store import ArtifactStore
+from everburn.records.keys import resource_key
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.sandboxes import Registered, registered
 from support.farm import Run, Start
 from support.sandboxes import noted
 from support.script import Draw, Script

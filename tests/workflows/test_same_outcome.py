@@ -11,8 +11,8 @@ import pytest
 from temporalio.plugin import SimplePlugin
 
 from everburn import RolloutRun, RolloutSample
-from everburn.backends import EMULATOR_URL_ENV
-from everburn.emulator.checkpoints import weights_digest
+from everburn.emulator.training.checkpoints import weights_digest
+from everburn.trainers.backends import EMULATOR_URL_ENV
 from support.emulator import RunningEmulator
 from support.farm import (
     Farm,
@@ -25,7 +25,8 @@ from support.farm import (
 from support.histories import replay, run_histories
 from support.script import Draw, Script
 from support.waiting import Gate
-from workflows import optimizer_step, train_run
+from workflows.run import step as optimizer_step
+from workflows.run import train_run
 
 ROWS = 6
 

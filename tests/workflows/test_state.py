@@ -7,11 +7,11 @@ from pydantic import ValidationError
 from temporalio.client import WorkflowFailureError
 
 from everburn.config import parse_config
-from everburn.refs import RunRef
+from everburn.records.ids import RunRef
 from support.farm import Farm, Start
 from support.script import Script
 from workflows.queues import ORCHESTRATOR_QUEUE
-from workflows.state import NO_PROGRESS, STATE_SCHEMA, RunState
+from workflows.run.state import NO_PROGRESS, STATE_SCHEMA, RunState
 
 CONFIG = parse_config(
     {

@@ -1,7 +1,7 @@
 """Optimizer steps: what is submitted when, one update and one publication for each batch."""
 
-from everburn.publications import find_publication
-from everburn.trainers import TrainerRejectedError
+from everburn.records.publications import find_publication
+from everburn.trainers.protocol import TrainerRejectedError
 from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import Gate, until

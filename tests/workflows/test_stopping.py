@@ -11,14 +11,16 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import CancelledError
 
 from activities import records
-from everburn.trainers import TrainerStateLostError, TrainerUnavailableError
 from everburn.trainers.jobs import Readiness, RunResources
+from everburn.trainers.protocol import TrainerStateLostError, TrainerUnavailableError
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows import evaluation, prompt_group, recovery, trainer_lease, trainer_session
+from workflows.children import evaluation, prompt_group, trainer_lease
 from workflows.messages import StopRequest
-from workflows.train_run import TrainRun
+from workflows.run import recovery
+from workflows.run import session as trainer_session
+from workflows.run.train_run import TrainRun
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from activities import run_watch, trainer
 from activities.messages import RunLife
 from activities.reconciliation import ReconciliationActivities
-from everburn.run_folder import OWNER_KEY
-from everburn.verification import check_records
+from everburn.records.run_folder import OWNER_KEY
+from everburn.records.verification import check_records
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import PATIENCE, Gate, until
-from workers.temporal_server import find_binary
+from workers.stack.temporal_server import find_binary
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ import pytest
 from activities.failure_types import QUOTA, TRAINER_STATE_LOST
 from activities.messages import LeaseGrant
 from everburn.config import parse_config
-from everburn.refs import RunRef
+from everburn.records.ids import RunRef
 from workflows.messages import LeaseEnded
-from workflows.state import RunState
-from workflows.trainer_session import LeaseLostError, TrainerSession
+from workflows.run.session import LeaseLostError, TrainerSession
+from workflows.run.state import RunState
 
 
 def test_what_a_lease_says_late_of_its_end_changes_nothing():

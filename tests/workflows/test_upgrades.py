@@ -7,14 +7,14 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from everburn.refs import GroupKey
+from everburn.records.ids import GroupKey
 from support.farm import Farm, Run, open_farm, register_namespace
 from support.histories import replay, run_histories
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workers.temporal_server import find_binary
+from workers.stack.temporal_server import find_binary
 from workflows.messages import Released
-from workflows.train_run import TrainRun
+from workflows.run.train_run import TrainRun
 
 NAMESPACE = "builds"
 

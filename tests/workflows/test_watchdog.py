@@ -10,18 +10,19 @@ import pytest
 from temporalio import workflow
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
-from everburn import metrics
 from everburn.learning.rollout_file import read_rollout
-from everburn.refs import GroupKey, group_key, rollout_key
-from everburn.trainers import TrainerStateLostError
-from everburn.verification import check_records
+from everburn.records import metrics
+from everburn.records.ids import GroupKey
+from everburn.records.keys import group_key, rollout_key
+from everburn.records.verification import check_records
+from everburn.trainers.protocol import TrainerStateLostError
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script, behind, spread
 from support.waiting import PATIENCE, Gate, until
-from workflows import state, train_run, watchdog
+from workflows.children.prompt_group import PromptGroup
 from workflows.messages import GroupReport, Released
-from workflows.prompt_group import PromptGroup
-from workflows.train_run import TrainRun
+from workflows.run import state, train_run, watchdog
+from workflows.run.train_run import TrainRun
 
 
 @pytest.fixture(autouse=True)

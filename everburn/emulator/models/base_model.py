@@ -1,0 +1,187 @@
+"""The emulator's base models: which there are, and where on this machine they lie.
+
+A base model is made of a recipe (recipe.py) on first use, and kept in the user's cache folder
+(EVERBURN_CACHE overrides it) under a name that changes with the recipe. Owns names, cache and lock.
+Importing this module imports neither torch nor transformers.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from everburn.config import Entrypoint
+from everburn.emulator.models import arithmetic, sums
+from everburn.emulator.models.recipe import Progress, Recipe, Shape, make
+from everburn.emulator.models.vocabulary import Vocabulary
+from everburn.usercode.entrypoints import EntrypointError, call
+
+ARITHMETIC = "accounts/everburn/models/arithmetic"
+TINY = "accounts/everburn/models/tiny"
+NAMES = (ARITHMETIC, TINY)
+"""The emulator's own. Any other base model is named by its recipe: `package.module:function`."""
+
+CACHE_ENV = "EVERBURN_CACHE"
+
+TINY_ALPHABET = (
+    *sums.ALPHABET,
+    *"-*/,.:;?! ",
+    *"abcdefghijklmnopqrstuvwxyz",
+    *"ABCDEFGHIJKL",
+)
+"""64 characters."""
+TINY_SHAPE = Shape(layers=2, width=32, inner=64, heads=2, kv_heads=1, positions=256)
+
+
+class UnknownBaseModel(ValueError):
+    """A name that the emulator has no base model for; says which there are, or what's wrong."""
+
+    def __init__(self, name: str, problem: str | None = None) -> None:
+        known = f"the emulator has {', '.join(NAMES)}, and those made by a recipe that is named"
+        super().__init__(
+            f"unknown base model {name!r}: {problem or f'{known} as package.module:function'}"
+        )
+
+
+def is_known(name: str) -> bool:
+    """Whether the name is that of a base model of the emulator, or has the form of a recipe's."""
+    return name in NAMES or _entrypoint(name) is not None
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of a base model. Imports the module that is named, as workers import a task's.
+
+    Raises:
+        UnknownBaseModel: no such name, or what is named isn't a recipe.
+    """
+    if name == ARITHMETIC:
+        return arithmetic.recipe()
+    if name == TINY:
+        return Recipe(name="tiny", vocabulary=TINY_ALPHABET, shape=TINY_SHAPE, seed=7)
+    entrypoint = _entrypoint(name)
+    if entrypoint is None:
+        raise UnknownBaseModel(name)
+    try:
+        found = call(entrypoint)
+    except EntrypointError as error:
+        raise UnknownBaseModel(name, str(error)) from error
+    if not isinstance(found, Recipe):
+        raise UnknownBaseModel(name, f"it gives a {type(found).__name__}, not a Recipe")
+    return found
+
+
+def ensure(name: str) -> Path:
+    """The folder of a base model (config.json, model.safetensors, tokenizer); made if need be.
+
+    Says on stderr how far it is, or what it waits for. Two processes may ask at once: one makes it.
+
+    Raises:
+        UnknownBaseModel
+    """
+    recipe = recipe_of(name)
+
+    def build(folder: Path) -> None:
+        what = f"making the base model {recipe.name} (once)"
+        with _reporting(what) as progress, _one_torch_thread():
+            make(recipe, folder, progress)
+
+    return _cached(recipe.name, recipe.identity, build)
+
+
+def tokenizer_path(name: str) -> Path:
+    """The folder of a base model's tokenizer, also while the model isn't made yet.
+
+    Raises:
+        UnknownBaseModel
+    """
+    recipe = recipe_of(name)
+    write = Vocabulary(recipe.vocabulary).write_tokenizer
+    return _cached(f"{recipe.name}-tokenizer", recipe.identity, write)
+
+
+def _entrypoint(name: str) -> Entrypoint | None:
+    try:
+        return Entrypoint(name=name)
+    except ValidationError:
+        return None
+
+
+def _cached(name: str, identity: str, build: Callable[[Path], None]) -> Path:
+    """The folder that `build` fills, once per identity.
+
+    A build that fails leaves nothing; what a killed one left goes with the next build.
+    """
+    root = cache_folder()
+    target = root / f"{name}-{identity}"
+    if target.exists():
+        return target
+    root.mkdir(parents=True, exist_ok=True)
+    with _lock(root / f".{target.name}.lock", name):
+        if not target.exists():
+            draft = root / f".{target.name}.draft"
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            try:
+                build(draft)
+                draft.rename(target)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+    return target
+
+
+def cache_folder() -> Path:
+    """Where base models are kept."""
+    from platformdirs import user_cache_path
+
+    override = os.environ.get(CACHE_ENV)
+    return Path(override) if override else user_cache_path("everburn")
+
+
+@contextmanager
+def _lock(path: Path, name: str) -> Iterator[None]:
+    """Held by one process; the kernel drops it when that process ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that makes {name} ...", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """A model of this size is slower on two threads than on one."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _reporting(what: str) -> Iterator[Progress]:
+    """A progress bar on a terminal; elsewhere a line now and then. Both on stderr."""
+    if not sys.stderr.isatty():
+
+        def say(done: int, total: int) -> None:
+            if done % max(1, total // 10) == 0:
+                print(f"{what}: {100 * done // total} %", file=sys.stderr, flush=True)
+
+        yield say
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

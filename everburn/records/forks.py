@@ -1,0 +1,149 @@
+"""Forks: a run's past up to a step, copied into the folder of a new run.
+
+Owns what that past consists of. After the copy the new folder
+reads like that of a run which ended after the step, and its run goes on as any resumed one does
+(workers/cli/resume.py); the old folder, and the old run, aren't needed any more. Doesn't own the
+checkpoints' bytes: those stay at the training service, under the references that were recorded.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from everburn.config import RECONFIGURABLE, RunConfig
+from everburn.learning.group import GroupManifest, all_groups
+from everburn.records import metrics
+from everburn.records.checkpoints import eligible_checkpoints, record_checkpoint
+from everburn.records.commands import Control, record_control
+from everburn.records.ids import GroupKey, RunRef, StoredRef
+from everburn.records.keys import (
+    CONFIG_KEY,
+    EVALUATION_ROWS_KEY,
+    ROWS_KEY,
+    evaluation_key,
+    group_key,
+    ledger_key,
+)
+from everburn.records.ledger import LedgerEntry, read_ledger
+from everburn.records.run_folder import ORIGIN_KEY, OWNER_KEY, Origin, run_owner
+from everburn.records.store import ArtifactStore
+
+
+class ForkError(ValueError):
+    """A run can't be forked there; says why."""
+
+
+def check_past(run: RunRef, step: int) -> None:
+    """Whether the run, which may be running, has a state after `step` to begin from.
+
+    Raises:
+        ForkError
+    """
+    store = ArtifactStore.of(run)
+    ledger = read_ledger(store)
+    if not 0 <= step <= len(ledger):
+        raise ForkError(
+            f"run {run.id} has committed {len(ledger)} steps so far: it can be forked at step 0 to "
+            f"{len(ledger)}, not at {step}"
+        )
+    if not store.exists(ROWS_KEY) or not eligible_checkpoints(store, ledger[:step]):
+        raise ForkError(
+            f"run {run.id} has no checkpoint of step {step} or before: it never began to train"
+        )
+
+
+def copy_past(origin: Origin, target: RunRef, config: RunConfig, at: float) -> None:
+    """Copy what the run at `origin` was after that step, for a new run of `config`.
+
+    Trained groups, with all that the ledger names by digest, and rejected ones come along.
+    Completed and untrained ones do, if they were admitted under a version of that time, unless the
+    changes could have made them otherwise: then their rows are begun anew. config.json is written
+    last: a folder without it is no run.
+
+    Raises:
+        CorruptArtifactError: a file isn't as it was recorded.
+        FileNotFoundError: a file that the ledger names is missing.
+        StoreError
+    """
+    source, copy = ArtifactStore.of(origin.run), ArtifactStore.of(target)
+    ledger = read_ledger(source)[: origin.step]
+    for group in _untrained_groups(source, ledger, origin):
+        _copy_all(source, copy, source.ref(group_key(group.key)))
+    for entry in ledger:
+        for ref in _named_by(entry):
+            _copy_all(source, copy, ref)
+        _copy(source, copy, ledger_key(entry.step))
+    for checkpoint in eligible_checkpoints(source, ledger):
+        record_checkpoint(copy, checkpoint)
+    _copy_figures(source, copy, origin.step)
+    _copy(source, copy, ROWS_KEY)
+    if "evaluation_dataset" not in origin.changes and source.exists(EVALUATION_ROWS_KEY):
+        _copy(source, copy, EVALUATION_ROWS_KEY)
+    copy.put_json(ORIGIN_KEY, origin.model_dump(mode="json"))
+    _copy(source, copy, OWNER_KEY)
+    record_control(
+        copy,
+        Control(
+            at=at,
+            what=f"forked from {origin}",
+            life=run_owner(copy).life + 1,
+            step=origin.step,
+            changes=origin.changes,
+        ),
+    )
+    copy.put_json(CONFIG_KEY, config.model_dump(mode="json"))
+
+
+def _untrained_groups(
+    store: ArtifactStore, ledger: list[LedgerEntry], origin: Origin
+) -> Iterator[GroupManifest]:
+    """Groups of the past that no step has trained."""
+    trained = {GroupKey.parse(text) for entry in ledger for text in entry.groups}
+    stay = origin.changes.keys() <= RECONFIGURABLE
+    for group in all_groups(store):
+        past = group.version <= origin.step and group.key not in trained
+        if past and (stay or group.fate != "accepted"):
+            yield group
+
+
+def _named_by(entry: LedgerEntry) -> Iterator[StoredRef]:
+    for text, digest in zip(entry.groups, entry.digests, strict=True):
+        yield StoredRef(key=group_key(GroupKey.parse(text)), sha256=digest)
+    yield from _refs(entry.model_dump(mode="json"))
+
+
+def _copy_all(source: ArtifactStore, copy: ArtifactStore, ref: StoredRef) -> None:
+    """A file, and before it what it names by digest."""
+    if copy.exists(ref.key):
+        return
+    data = source.get(ref)
+    if PurePosixPath(ref.key).suffix == ".json":
+        for named in _refs(json.loads(data)):
+            _copy_all(source, copy, named)
+    copy.put(ref.key, data)
+
+
+def _refs(value: Any) -> Iterator[StoredRef]:
+    """The references within a JSON value."""
+    if isinstance(value, dict):
+        if value.keys() == StoredRef.model_fields.keys():
+            yield StoredRef.model_validate(value)
+            return
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _refs(item)
+
+
+def _copy_figures(source: ArtifactStore, copy: ArtifactStore, step: int) -> None:
+    """Metrics of the steps, and evaluations of the versions before the one that is begun from."""
+    records = (r for r in metrics.read(source) if r.stream == metrics.STEP_STREAM)
+    metrics.record(copy, [record for record in records if record.index <= step])
+    for version in range(step):
+        if source.exists(evaluation_key(version)):
+            _copy(source, copy, evaluation_key(version))
+
+
+def _copy(source: ArtifactStore, copy: ArtifactStore, key: str) -> None:
+    copy.put(key, source.get(key))

@@ -1,0 +1,132 @@
+"""A run's folder: who owns it, where it comes from, and the configuration it was started with and
+has by now.
+
+Doesn't own the files of other nouns (ledger, metrics, rollouts): each has its module.
+"""
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from everburn.config import RunConfig, changed_fields, parse_config
+from everburn.records.commands import Control, changes_by, read_controls, record_control
+from everburn.records.ids import RunRef
+from everburn.records.keys import CONFIG_KEY
+from everburn.records.store import ArtifactStore
+
+OWNER_KEY = "owner.json"
+SERVER_KEY = "server.json"
+ORIGIN_KEY = "origin.json"
+
+
+class RunFolderTakenError(ValueError):
+    """The folder holds another run: keys are derived from the run's id, so they would collide."""
+
+
+class Owner(BaseModel):
+    """The workflow execution chain that writes to a folder. `life` counts how often the run was
+    resumed after its end: each time another chain takes over."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    chain: str
+    life: int = 0
+
+
+class ServerAddress(BaseModel):
+    """The Temporal server of the run's present life, as its orchestrator worker reaches it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str
+    namespace: str
+
+
+class Origin(BaseModel):
+    """Where a fork comes from: step `step` of `run`, with `changes` of its configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: RunRef
+    step: int
+    changes: dict[str, JsonValue]
+
+    def __str__(self) -> str:
+        return f"run {self.run.id} at step {self.step}"
+
+
+def create_run_folder(
+    run: RunRef, config: RunConfig, owner: Owner, at: float = 0.0, step: int = 0
+) -> None:
+    """Make the folder, or take it over for a run's next life; again for the same owner changes
+    nothing.
+
+    The configuration of the first life stays as it is. What the next one changes of it is its first
+    control. at, step: when the life begins, and after which step.
+
+    Raises:
+        RunFolderTakenError: another execution made it.
+    """
+    store = ArtifactStore.of(run)
+    found = find_owner(store)
+    if found is not None and found != owner and found.life >= owner.life:
+        raise RunFolderTakenError(
+            f"{store.path('')} belongs to another run of the id {run.id!r}: start under a new "
+            "workflow id, or go on with `everburn resume`"
+        )
+    store.put_json(OWNER_KEY, owner.model_dump())
+    if not owner.life:
+        store.put_json(CONFIG_KEY, config.model_dump(mode="json"))
+        return
+    # The folder may have been moved since.
+    changes = changed_fields(configured(run).model_copy(update={"store": config.store}), config)
+    record_control(
+        store, Control(at=at, what="resumed", life=owner.life, step=step, changes=changes)
+    )
+
+
+def find_owner(store: ArtifactStore) -> Owner | None:
+    found = store.find_json(OWNER_KEY)
+    return None if found is None else Owner.model_validate(found)
+
+
+def run_owner(store: ArtifactStore) -> Owner:
+    """The owner of a folder that a run has. Raises FileNotFoundError."""
+    return Owner.model_validate(store.get_json(OWNER_KEY))
+
+
+def record_server(store: ArtifactStore, server: ServerAddress) -> None:
+    store.put_json(SERVER_KEY, server.model_dump())
+
+
+def find_server(store: ArtifactStore) -> ServerAddress | None:
+    """The server that knows whether the run has ended; None where the folder doesn't say."""
+    found = store.find_json(SERVER_KEY)
+    return None if found is None else ServerAddress.model_validate(found)
+
+
+def find_origin(store: ArtifactStore) -> Origin | None:
+    """Where a run comes from, if it is a fork."""
+    found = store.find_json(ORIGIN_KEY)
+    return None if found is None else Origin.model_validate(found)
+
+
+def stored_config(run: RunRef) -> RunConfig:
+    """The configuration that a run was started with; what can't change while it goes on is as it
+    was.
+
+    Read anew each time: processes outlive runs, and who has deleted a run's folder may start
+    another run under its id.
+    """
+    return parse_config(ArtifactStore.of(run).get_json(CONFIG_KEY))
+
+
+def configured(run: RunRef, step: int | None = None) -> RunConfig:
+    """The configuration that a run has by now, or had when it committed `step`."""
+    changes = told_changes(run, step)
+    config = stored_config(run)
+    return parse_config(config.model_dump(mode="json") | changes) if changes else config
+
+
+def told_changes(run: RunRef, step: int | None = None) -> dict[str, JsonValue]:
+    """What the run was told to change of the configuration that it was started with."""
+    controls = read_controls(ArtifactStore.of(run))
+    return changes_by(control for control in controls if step is None or control.step < step)

@@ -1,0 +1,283 @@
+"""Verification: a run against its own ledger.
+
+Re-executes every committed step on a fresh trainer and compares weights, and checks that each row
+has one fate and each group of a batch was applied once. Finds what a fault could have done: a step
+applied twice or not at all, a row trained twice or skipped, a file changed. Doesn't own how a step
+is replayed (replay.py).
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from everburn.learning.group import GroupManifest
+from everburn.learning.submissions import SubmissionManifest
+from everburn.records.checkpoints import Checkpoint, eligible_checkpoints
+from everburn.records.commands import Ending, ending_of
+from everburn.records.ids import GroupKey, RunRef, StoredRef, decode_groups
+from everburn.records.keys import GROUPS, LEDGER, ROWS_KEY, group_key
+from everburn.records.ledger import LedgerEntry
+from everburn.records.replay import replay_step
+from everburn.records.run_folder import stored_config
+from everburn.records.store import ArtifactStore, CorruptArtifactError, StoreError
+from everburn.trainers.protocol import Trainer
+
+Model = TypeVar("Model", bound=BaseModel)
+NAMED = 5
+"""Rows that a message names; the others are counted."""
+
+
+class VerificationError(Exception):
+    """The first difference between a run and its ledger, or a file that can't be read."""
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What became of the run's rows. ending: how the run ended, None where it didn't say."""
+
+    trained: int
+    rejected: int
+    open: list[int]
+    ending: Ending | None
+
+    @property
+    def open_rows(self) -> str:
+        """In words."""
+        return _rows(self.open)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared. steps: those re-executed up to the last checkpoint, whose weights were
+    equal: `weights` names it. uncompared: those after it, which were re-executed, too, and whose
+    weights nobody has kept."""
+
+    steps: int
+    uncompared: int
+    fates: Fates
+    weights: str
+
+    @property
+    def rows_trained(self) -> int:
+        return self.fates.trained
+
+    @property
+    def rows_rejected(self) -> int:
+        return self.fates.rejected
+
+
+def check_records(run: RunRef) -> Fates:
+    """Check the ledger by itself: contiguous steps, one fate per row, one submission per group,
+    files as recorded. Every row of a run that completed has a fate.
+
+    Raises:
+        VerificationError: naming the first difference.
+    """
+    store = ArtifactStore.of(run)
+    with _damage_named():
+        trained: dict[int, int] = {}
+        for entry in _ledger(store):
+            for text in entry.groups:
+                cursor = GroupKey.parse(text).cursor
+                if cursor in trained:
+                    raise VerificationError(
+                        f"row {cursor} was trained twice: in steps {trained[cursor]} and "
+                        f"{entry.step}"
+                    )
+                trained[cursor] = entry.step
+            _check_step(store, entry)
+        rejected = _rejected(store, trained)
+        return _fates(run, trained, rejected)
+
+
+async def verify(
+    run: RunRef,
+    open_trainer: Callable[[], Awaitable[Trainer]],
+    weights_digest: Callable[[str], str],
+    name: str,
+) -> Verified:
+    """Re-execute the run from state-0 to its last step, and compare weights at each checkpoint.
+
+    open_trainer: a session as the run's config asks for. weights_digest: of a checkpoint, by its
+    reference. name: under which the results are saved at the service.
+
+    Raises:
+        VerificationError: naming the first difference.
+    """
+    fates = check_records(run)
+    store = ArtifactStore.of(run)
+    with _damage_named():
+        ledger = list(_ledger(store))
+        saved = eligible_checkpoints(store, ledger)
+    if not saved or saved[0].step > 0:
+        raise VerificationError(f"run {run.id} has no initial state: it never began to train")
+    at = {checkpoint.step: checkpoint for checkpoint in saved}
+    trainer = await open_trainer()
+    try:
+        with _damage_named():
+            await trainer.load_checkpoint(saved[0].path)
+            for entry in ledger:
+                await replay_step(store, trainer, entry)
+                if entry.step in at:
+                    again = await trainer.save_checkpoint(f"{name}-{entry.step}")
+                    _compare(at[entry.step], again, weights_digest)
+    finally:
+        await trainer.close()
+    last = saved[-1]
+    return Verified(last.step, len(ledger) - last.step, fates, last.path)
+
+
+def row_count(run: RunRef) -> int:
+    """Rows of the run over all epochs."""
+    from everburn.rollouts.dataset import stored_rows
+
+    return len(stored_rows(run, ROWS_KEY)) * stored_config(run).epochs
+
+
+def _compare(checkpoint: Checkpoint, again: str, weights_digest: Callable[[str], str]) -> None:
+    if weights_digest(again) != weights_digest(checkpoint.path):
+        raise VerificationError(
+            f"weights after step {checkpoint.step} differ: {checkpoint.path} isn't what the "
+            f"ledger's steps lead to ({again})"
+        )
+
+
+def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
+    for number, key in enumerate(store.keys(LEDGER), start=1):
+        entry = _read(store, key, LedgerEntry)
+        _check_form(store.path(key), entry)
+        if entry.step != number:
+            raise VerificationError(
+                f"step {number} is missing: the ledger goes on with {entry.step}"
+            )
+        if entry.version != number:
+            raise VerificationError(f"step {number} published version {entry.version}")
+        yield entry
+
+
+def _check_form(path: str, entry: LedgerEntry) -> None:
+    """What the types of an entry's fields don't say."""
+    try:
+        for text in entry.groups:
+            GroupKey.parse(text)
+        if entry.prepared is not None:
+            decode_groups(entry.prepared.groups)
+    except ValueError as error:
+        raise VerificationError(f"{path} is damaged: {error}") from None
+    if len(entry.groups) != len(entry.digests):
+        raise VerificationError(
+            f"{path} is damaged: it has {len(entry.groups)} groups and {len(entry.digests)} digests"
+        )
+
+
+def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:
+    """Every file that the step was made of still has its digest, and each group of its batch that
+    has something to teach was submitted once."""
+    batch: dict[str, GroupManifest] = {}
+    digests: dict[str, str] = {}
+    for text, digest in zip(entry.groups, entry.digests, strict=True):
+        ref = StoredRef(key=group_key(GroupKey.parse(text)), sha256=digest)
+        batch[text], digests[text] = _read(store, ref, GroupManifest), digest
+    if entry.prepared is None:
+        taught = {text for text, group in batch.items() if group.datums}
+    else:
+        store.get(entry.prepared.advantages)
+        taught = {key.text for key in decode_groups(entry.prepared.groups)}
+    submitted: Counter[str] = Counter()
+    for submission in entry.submissions:
+        for ref in _read(store, submission, SubmissionManifest).groups:
+            text = _read(store, ref, GroupManifest).key.text
+            if ref.sha256 != digests.get(text):
+                raise VerificationError(
+                    f"step {entry.step} submitted row {text}, which isn't in its batch"
+                )
+            submitted[text] += 1
+    for text in batch:
+        if submitted[text] != (text in taught):
+            raise VerificationError(
+                f"step {entry.step} submitted row {text} {submitted[text]} times, and "
+                f"{'once' if text in taught else 'not at all'} is right"
+            )
+    if entry.updated != bool(taught):
+        raise VerificationError(
+            f"step {entry.step} {'changed' if entry.updated else 'did not change'} weights, and "
+            f"{len(taught)} of its groups have something to teach"
+        )
+
+
+def _rejected(store: ArtifactStore, trained: dict[int, int]) -> set[int]:
+    """The rows that were rejected: each once, and trained never. Rollouts of all groups are as
+    their manifests say."""
+    rejected: dict[int, str] = {}
+    for key in store.keys(GROUPS):
+        group = _read(store, key, GroupManifest)
+        for member in group.members:
+            store.get(member.stored)
+        if not group.rejected:
+            continue
+        cursor = group.key.cursor
+        if cursor in trained:
+            raise VerificationError(
+                f"row {cursor} was rejected, in {store.path(key)}, and trained, in step "
+                f"{trained[cursor]}"
+            )
+        if cursor in rejected:
+            raise VerificationError(
+                f"row {cursor} was rejected twice: in {store.path(rejected[cursor])} and "
+                f"{store.path(key)}"
+            )
+        rejected[cursor] = key
+    return set(rejected)
+
+
+def _fates(run: RunRef, trained: dict[int, int], rejected: set[int]) -> Fates:
+    store = ArtifactStore.of(run)
+    ending = ending_of(store)
+    resolved = trained.keys() | rejected
+    if not store.exists(ROWS_KEY):
+        if resolved:
+            raise VerificationError(f"{store.path(ROWS_KEY)} is missing")
+        return Fates(0, 0, [], ending)
+    try:
+        total = row_count(run)
+    except (CorruptArtifactError, ValueError) as error:
+        raise VerificationError(f"{store.path(ROWS_KEY)} is damaged: {error}") from None
+    unknown = sorted(resolved - set(range(total)))
+    if unknown:
+        raise VerificationError(f"{_rows(unknown)}: the run has {total} rows, numbered from 0")
+    missing = sorted(set(range(total)) - resolved)
+    if missing and ending == "completed":
+        raise VerificationError(
+            f"the run completed, and {_rows(missing)} has neither been trained nor rejected"
+        )
+    return Fates(len(trained), len(rejected), missing, ending)
+
+
+def _rows(rows: list[int]) -> str:
+    listed = ", ".join(str(row) for row in rows[:NAMED])
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    return f"row{'s' if len(rows) > 1 else ''} {listed}{more}"
+
+
+def _read(store: ArtifactStore, ref: str | StoredRef, model: type[Model]) -> Model:
+    """A file's value. Raises VerificationError if it isn't one of that kind."""
+    try:
+        return model.model_validate(store.get_json(ref))
+    except ValidationError as error:
+        path = store.path(ref if isinstance(ref, str) else ref.key)
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise VerificationError(f"{path} is damaged: {where}: {first['msg']}") from None
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Files that are missing, changed or unreadable are named like any other difference."""
+    try:
+        yield
+    except (StoreError, FileNotFoundError) as error:
+        raise VerificationError(str(error)) from None

@@ -1,0 +1,235 @@
+"""The user's contract: what a rollout function receives and returns.
+
+Owns the types that user code sees, the sampler's and the registry's protocols among them. Doesn't
+own the rules that a returned rollout must keep (validation.py), or how rollouts are called,
+sampled or stored.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic import JsonValue
+
+RolloutFn = Callable[..., Awaitable["RolloutRun | None"]]
+"""`async rollout_fn(sample_prompt: dict, [context...]) -> RolloutRun | None`.
+
+None drops the draw."""
+
+CONTEXT_PARAMETERS = (
+    "cursor_index",
+    "row_index",
+    "epoch",
+    "rollout_idx",
+    "sample_index",
+    "end_of_epoch",
+    "evaluation",
+)
+"""What a rollout function receives when it declares a parameter of that name."""
+
+
+class RecoverableRolloutError(Exception):
+    """Raise it when a draw failed through no fault of the task: it is retried, then dropped.
+
+    A retry gets the sampling calls that were finished back, unless the class says that it was
+    they that failed: then `sample_afresh` is true.
+    """
+
+    sample_afresh = False
+
+
+class InvalidRolloutError(ValueError):
+    """A rollout function broke the contract. Fatal: the same code would do it again."""
+
+
+class PromptTooLongError(ValueError):
+    """A prompt leaves no room for a completion. Fatal; names the row and both lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sampled continuation.
+
+    tokens: output ids, a final stop token included. logprobs: of the policy as it was sampled
+    (temperature and filters applied), one per token. raw_logprobs: of the model itself, where the
+    server reports them. finish_reason: "stop" or "length". version: the policy that sampled.
+    routing: per token, the experts that predicted it, where the run replays them (router_replay).
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    raw_logprobs: list[float] | None
+    text: str
+    finish_reason: str
+    version: int
+    routing: list[str] | None = None
+
+
+@dataclass(slots=True)
+class RolloutSample:
+    """One segment: a trainer-ready token span of a completion.
+
+    tokens: token ids, prompt and output, at least two.
+    logprobs: one per token, under the policy that sampled it (temperature and filters applied); 0.0
+        where `loss_mask` is 0.
+    loss_mask: 1 for the tokens that are trained (those the policy sampled), else 0.
+    reward: of the whole completion; the same in all its segments.
+
+    Optional, and only used where something asks for it:
+
+    raw_logprobs: one per token, of the model itself at temperature 1 without filters, as
+        `Sample.raw_logprobs` has them; 0.0 where `loss_mask` is 0. For train/inference_k1 and _k3.
+    routing: one per token, the expert routing (base64) under which the token was predicted, as
+        `Sample.routing` has it; "" where there is none. For router replay.
+    turns: where each turn's tokens begin, ascending positions of trained tokens. By default each
+        unbroken run of trained tokens is a turn. For advantages per turn.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    loss_mask: Sequence[int]
+    reward: float
+    raw_logprobs: Sequence[float] | None = None
+    routing: Sequence[str] | None = None
+    turns: Sequence[int] | None = None
+
+    @classmethod
+    def of_turn(
+        cls,
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[int],
+        output_logprobs: Sequence[float],
+        reward: float,
+        *,
+        raw_logprobs: Sequence[float] | None = None,
+        routing: Sequence[str] | None = None,
+    ) -> "RolloutSample":
+        """The segment of one prompt and one sampled output: all of the output is trained.
+
+        raw_logprobs and routing are the output's.
+        """
+        prompt, output = list(prompt_tokens), list(output_tokens)
+        return cls(
+            tokens=prompt + output,
+            logprobs=[0.0] * len(prompt) + list(output_logprobs),
+            loss_mask=[0] * len(prompt) + [1] * len(output),
+            reward=reward,
+            raw_logprobs=None if raw_logprobs is None else [0.0] * len(prompt) + [*raw_logprobs],
+            routing=None if routing is None else [""] * len(prompt) + [*routing],
+        )
+
+    @classmethod
+    def of_sample(
+        cls, prompt_tokens: Sequence[int], sample: Sample, reward: float
+    ) -> "RolloutSample":
+        """The segment of one prompt and what `sampler.sample` answered to it."""
+        return cls.of_turn(
+            prompt_tokens,
+            sample.tokens,
+            sample.logprobs,
+            reward,
+            raw_logprobs=sample.raw_logprobs,
+            routing=sample.routing,
+        )
+
+    def turn_starts(self) -> list[int]:
+        """Where each turn begins: as given, or where unbroken runs of trained tokens do."""
+        if self.turns is not None:
+            return [int(start) for start in self.turns]
+        # The first token has no context to be predicted from: it is never trained.
+        trained = [False, *(bool(flag) for flag in self.loss_mask[1:])]
+        return [i for i in range(1, len(trained)) if trained[i] and not trained[i - 1]]
+
+
+@dataclass(slots=True)
+class RolloutRun:
+    """One completion: its segments, and what a person reads about it.
+
+    answer: the completion's text, shown in evaluation files; by default the trained tokens
+        decoded.
+    info: anything that explains the reward, by name; what JSON has no form for is kept as text.
+    ground_truth_tokens: token ids of the right answer, as it would follow a generation prompt; for
+        a `prepare_batch` that scores it, such as IGPO.
+    """
+
+    segments: list[RolloutSample]
+    answer: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    ground_truth_tokens: Sequence[int] | None = None
+
+
+class Sampler(Protocol):
+    """Samples for the completion in whose context it is called."""
+
+    async def sample(
+        self,
+        prompt_tokens: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[str] | Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> Sample:
+        """Sample one continuation of exact prompt tokens.
+
+        max_tokens and temperature default to the run's; an evaluation's temperature is the
+        evaluation's whatever is passed. max_tokens is cut to what max_seq_len leaves.
+
+        Raises:
+            PromptTooLongError: the prompt leaves no room.
+            SnapshotGoneError: the policy version isn't served at the moment.
+        """
+        ...
+
+
+class RegisteredResource(Protocol):
+    """Something that a completion has registered."""
+
+    async def reap(self) -> None:
+        """Reap it now, before the completion ends.
+
+        Raises:
+            What the reaper raises, and TimeoutError; it is reaped again at the completion's end.
+        """
+        ...
+
+
+class ResourceRegistry(Protocol):
+    """Registers the resources of the completion in whose context it is called."""
+
+    async def register(self, reaper: str, **arguments: JsonValue) -> RegisteredResource:
+        """Have `reaper(**arguments)` called when the completion has ended, however it ends.
+
+        Register first, then make the resource, under a name that the arguments hold: a worker
+        that dies in between leaves nothing unknown. The reaper may be called on any rollout
+        worker, more than once, and for what was never made. It may be async, and may block. The
+        arguments lie in the run's folder: no secrets.
+
+        Raises:
+            EntrypointError: the reaper can't be imported.
+            StoreError: the record can't be written; then don't make the resource.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSetup:
+    """What a rollout factory receives, once per worker and run.
+
+    tokenizer: a transformers tokenizer; tokenizer_id: its name.
+    sampling_kwargs: `max_tokens` and `temperature` of the run, ready for `sampler.sample`.
+    sampler: samples from the policy version that the current completion belongs to.
+    model: the base model's name. extras: the run's `extras`.
+    resources: registers what a completion makes and must not leave behind.
+    """
+
+    tokenizer: Any
+    tokenizer_id: str
+    sampling_kwargs: dict[str, Any]
+    sampler: Sampler
+    model: str
+    completions_per_prompt: int
+    extras: dict[str, Any]
+    resources: ResourceRegistry

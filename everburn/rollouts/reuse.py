@@ -1,0 +1,96 @@
+"""What earlier attempts of a row have left: rollouts that were finished, calls that were recorded.
+
+An attempt's number grows when its child died, was cancelled by a stop, or failed for good on one
+completion; what its other completions had finished is as good as ever, and is used. Where an
+attempt came to a group, its draws were used: the next one draws afresh. Owns that rule. Doesn't own
+the files themselves (learning/rollout_file.py, call_log.py).
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+
+from everburn.learning.rollout_file import read_rollout, write_rollout
+from everburn.records.ids import NUMBERS_PER_LIFE, GroupKey
+from everburn.records.keys import ROLLOUTS, call_log_key, group_key, rollout_key
+from everburn.records.store import ArtifactStore
+
+
+class EarlierAttempts:
+    """Of all rows of a run, as one process finds them.
+
+    Attempts of this life of the run are asked for one by one: their numbers follow each other. What
+    earlier lives have left is listed once, since there is one name per row that ever began. A
+    worker of theirs that comes back late adds to it what is then done again.
+    """
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._listing = threading.Lock()
+        self._listed_before = 0
+        self._listed: dict[int, list[int]] = {}
+        """By cursor, the numbers of attempts of the lives before that number, the newest first."""
+
+    def unused(self, group: GroupKey) -> list[GroupKey]:
+        """Earlier attempts of the row since the last that came to a group, newest first."""
+        first = group.attempt - group.attempt % NUMBERS_PER_LIFE
+        numbers = [*reversed(range(first, group.attempt)), *self._before(first, group.cursor)]
+        attempts = []
+        for number in numbers:
+            key = GroupKey(cursor=group.cursor, attempt=number)
+            if self._store.exists(group_key(key)):
+                break
+            attempts.append(key)
+        return attempts
+
+    def _before(self, first: int, cursor: int) -> list[int]:
+        """The numbers of the row's attempts in earlier lives."""
+        if first == 0:
+            return []
+        with self._listing:
+            # Workers may outlive a life of the run, and serve the next.
+            if self._listed_before != first:
+                self._listed = _attempts_before(self._store, first)
+                self._listed_before = first
+            return self._listed.get(cursor, [])
+
+
+def _attempts_before(store: ArtifactStore, first: int) -> dict[int, list[int]]:
+    names = (key.rpartition("/")[2] for key in store.keys(ROLLOUTS))
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for group in (GroupKey.named(name) for name in names if name.startswith("row-")):
+        if group.attempt < first:
+            found[group.cursor].append(group.attempt)
+    return {cursor: sorted(numbers, reverse=True) for cursor, numbers in found.items()}
+
+
+def has_rollout(
+    store: ArtifactStore,
+    group: GroupKey,
+    completion: int,
+    version: int,
+    earlier: Sequence[GroupKey],
+) -> bool:
+    """Whether the completion's rollout is there; one that an earlier attempt has finished is taken
+    over.
+
+    version: the stamp of this attempt; which versions were sampled from stays on record. earlier:
+    the attempts whose rollouts aren't used, newest first.
+    """
+    own = rollout_key(group, completion)
+    if store.exists(own):
+        return True
+    for attempt in earlier:
+        key = rollout_key(attempt, completion)
+        if store.exists(key):
+            record, run = read_rollout(store, key)
+            stamp = {"attempt": group.attempt, "version": version}
+            write_rollout(store, own, record.model_copy(update=stamp), run)
+            return True
+    return False
+
+
+def recorded_calls(store: ArtifactStore, completion: int, earlier: Sequence[GroupKey]) -> list[str]:
+    """The keys of what earlier attempts recorded of the completion's calls, in their order."""
+    keys = [call_log_key(attempt, completion) for attempt in earlier]
+    return [key for key in keys if store.exists(key)]

@@ -1,0 +1,293 @@
+"""The sampler that rollout functions use.
+
+Owns which policy version a call samples from (that of the completion it belongs to, resolved
+through the publication record at each call), the run's sampling defaults, and what is noted about
+each call. Doesn't own transport, retries within a call and decoding: that is the SDK's sampler.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from everburn.config import RunConfig
+from everburn.records.publications import Publication, serving
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.call_log import CallLog, LoggedCall, question_digest
+from everburn.rollouts.contract import PromptTooLongError, Sample
+from everburn.rollouts.failures import SnapshotGoneError
+from everburn.trainers.backends import api_key
+from everburn.trainers.errors import status_of, translated
+from everburn.usercode.threads import beside
+
+if TYPE_CHECKING:
+    from fireworks.training.sdk import DeploymentSampler
+
+RECOVERY_PATIENCE = 30.0
+"""Seconds that a call waits for its version to be served again; then its completion is put off."""
+RESOLVE_INTERVAL = 0.5
+
+
+@dataclass(eq=False)
+class CompletionScope:
+    """The completion that sampling calls belong to, and what they did.
+
+    where: names it in messages. version: policy version to sample from. temperature: overrides
+    the caller's (evaluation); None leaves it. log: of calls, where they are recorded. run: its id.
+    name: under which the completion is known in the run's store, the same in every attempt. tries:
+    earlier attempts at it.
+    """
+
+    where: str
+    version: int
+    temperature: float | None = None
+    log: CallLog | None = None
+    run: str = ""
+    name: str = ""
+    tries: int = 0
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """Of this attempt, and of no other."""
+    calls: list[Sample] = field(default_factory=list)
+    handles: set[str] = field(default_factory=set)
+    """Of the samplers that its calls have used."""
+    resources: set[str] = field(default_factory=set)
+    """Keys of what it has registered (sandboxes.py) and not reaped itself."""
+
+    @property
+    def attempt(self) -> str:
+        """The name of this attempt."""
+        return f"{self.name}.{self.tries}-{self.token}"
+
+    @property
+    def at_token_limit(self) -> bool:
+        return any(call.finish_reason == "length" for call in self.calls)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(call.tokens) for call in self.calls)
+
+
+current_scope: ContextVar[CompletionScope] = ContextVar("everburn_completion_scope")
+
+
+class SamplingRefusedError(ValueError):
+    """The server won't sample what was asked (a prompt longer than the model allows, a token
+    outside its vocabulary), or not for this account. Fatal: it would be refused again."""
+
+
+class PolicySampler:
+    """The contract's `Sampler`: samples from the policy version of the current completion."""
+
+    def __init__(self, store: ArtifactStore, config: RunConfig, tokenizer: Any) -> None:
+        self._store = store
+        self._config = config
+        self._tokenizer = tokenizer
+        self._open: dict[str, DeploymentSampler] = {}
+        """By handle: one per snapshot, for as long as a completion uses it."""
+        self._newest: Publication | None = None
+        self._scopes: list[CompletionScope] = []
+        limit = config.sampler_max_concurrency
+        self._slots = None if limit is None else asyncio.Semaphore(limit)
+
+    async def sample(
+        self,
+        prompt_tokens: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[str] | Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> Sample:
+        scope = current_scope.get()
+        prompt = [int(token) for token in prompt_tokens]
+        wanted = max_tokens or self._config.max_completion_tokens
+        settings = {
+            "max_tokens": self._room(scope, len(prompt), wanted),
+            "temperature": self._temperature(scope, temperature),
+            "top_p": top_p,
+            "top_k": top_k,
+            "stop": list(stop) if stop else None,
+            "logprobs": True,
+        } | ({} if seed is None else {"seed": seed})
+        if self._config.router_replay:
+            settings["include_routing_matrix"] = True
+        sample = await self._logged(scope, prompt, settings)
+        scope.calls.append(sample)
+        return sample
+
+    @contextmanager
+    def serving(self, scope: CompletionScope) -> Iterator[None]:
+        """Calls within the block belong to the completion. At its end the samplers that no other
+        completion uses are closed, except the newest policy's: rows that come will use that."""
+        current_scope.set(scope)
+        self._scopes.append(scope)
+        try:
+            yield
+        finally:
+            self._scopes.remove(scope)
+            self._release()
+
+    def close(self) -> None:
+        """Close all connections."""
+        while self._open:
+            _, sampler = self._open.popitem()
+            sampler.close()
+
+    def _release(self) -> None:
+        used = {handle for scope in self._scopes for handle in scope.handles}
+        if self._newest is not None:
+            used.add(self._newest.handle)
+        for handle in self._open.keys() - used:
+            self._open.pop(handle).close()
+
+    async def _logged(
+        self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
+    ) -> Sample:
+        """The answer of an earlier attempt to the same question, or a new one, which is kept."""
+        if scope.log is None:
+            return await self._call(scope, prompt, settings)
+        digest = question_digest(prompt, settings)
+        index, known = scope.log.ask(digest)
+        if known is not None:
+            return Sample(**known.model_dump(exclude={"index", "digest"}))
+        sample = await self._call(scope, prompt, settings)
+        await scope.log.note(LoggedCall(index=index, digest=digest, **asdict(sample)))
+        return sample
+
+    async def _call(
+        self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
+    ) -> Sample:
+        if self._slots is None:
+            return await self._request(scope, prompt, settings)
+        async with self._slots:
+            return await self._request(scope, prompt, settings)
+
+    def _room(self, scope: CompletionScope, prompt: int, wanted: int) -> int:
+        limit = self._config.max_seq_len
+        if limit is None:
+            return wanted
+        if prompt >= limit:
+            raise PromptTooLongError(
+                f"{scope.where}: the prompt has {prompt} tokens and max_seq_len is {limit}: no "
+                "room for a completion. Shorten or leave out the row, or raise max_seq_len"
+            )
+        return min(wanted, limit - prompt)
+
+    def _temperature(self, scope: CompletionScope, asked: float | None) -> float:
+        if scope.temperature is not None:
+            return scope.temperature
+        return self._config.temperature if asked is None else asked
+
+    async def _request(
+        self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
+    ) -> Sample:
+        """Ask whoever serves the scope's version.
+
+        Where nobody does, the trainer is being recovered: the call waits for that, so that the
+        rollout needn't begin again.
+        """
+        deadline = time.monotonic() + RECOVERY_PATIENCE
+        gone: Publication | None = None
+        while True:
+            publication = await beside(serving, self._store, scope.version)
+            if publication is not None and publication != gone:
+                try:
+                    return await self._ask(publication, scope, prompt, settings)
+                except SnapshotGoneError:
+                    gone = publication
+                    if time.monotonic() > deadline:
+                        raise
+            elif time.monotonic() > deadline:
+                raise SnapshotGoneError(
+                    f"{scope.where}: policy version {scope.version} isn't served"
+                )
+            await asyncio.sleep(RESOLVE_INTERVAL)
+
+    async def _ask(
+        self,
+        publication: Publication,
+        scope: CompletionScope,
+        prompt: list[int],
+        settings: dict[str, Any],
+    ) -> Sample:
+        try:
+            (completion,) = await self._sampler(publication, scope).sample_with_prompt_tokens(
+                prompt, hotload_max_retries=0, **settings
+            )
+        except Exception as error:
+            status = status_of(error)
+            if status in (404, 410, 425):
+                raise SnapshotGoneError(
+                    f"{scope.where}: policy version {scope.version} isn't served: {error}"
+                ) from error
+            if status in (401, 402, 403):
+                closed = translated(error, scope.where, self._config.api_key_env)
+                raise SamplingRefusedError(str(closed)) from error
+            if status in (400, 413, 422):
+                raise SamplingRefusedError(
+                    f"{scope.where}: the sampler refused the request: {_server_words(error)}"
+                ) from error
+            raise
+        return Sample(
+            tokens=list(completion.full_tokens[completion.prompt_len :]),
+            logprobs=list(completion.sampling_logprobs),
+            raw_logprobs=completion.inference_logprobs,
+            text=completion.text,
+            finish_reason="length" if completion.finish_reason == "length" else "stop",
+            version=publication.version,
+            routing=_routing(completion.routing_matrices),
+        )
+
+    def _sampler(self, publication: Publication, scope: CompletionScope) -> "DeploymentSampler":
+        from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController
+
+        scope.handles.add(publication.handle)
+        newest = self._newest
+        if newest is None or _age(publication) > _age(newest):
+            self._newest = publication
+        sampler = self._open.get(publication.handle)
+        if sampler is None:
+            client = FiretitanSamplingClient.from_sampler_handle(
+                publication.handle, api_key=api_key(self._config), tokenizer=self._tokenizer
+            )
+            sampler = client.deployment_sampler
+            if self._config.local:
+                # The SDK's adaptive window protects a shared service; the emulator batches.
+                sampler.concurrency_controller = FixedConcurrencyController(256)
+            self._open[publication.handle] = sampler
+        return sampler
+
+
+def _age(publication: Publication) -> tuple[int, int]:
+    return publication.epoch, publication.version
+
+
+def _routing(matrices: Any) -> list[str] | None:
+    """Expert routing as it travels with a rollout: in the answer itself.
+
+    Raises:
+        SamplingRefusedError: the server keeps it elsewhere, where it may expire before it is
+            trained on.
+    """
+    if matrices is None or isinstance(matrices, list):
+        return matrices
+    raise SamplingRefusedError(
+        "the sampler answered with references to routing instead of the routing itself, which "
+        "router_replay needs: set router_replay to false"
+    )
+
+
+def _server_words(error: Exception) -> str:
+    """What the server said, where the SDK keeps only the status."""
+    response = getattr(error, "response", None)
+    try:
+        body = response.json()  # type: ignore[union-attr]
+        return str(body["error"]["message"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return str(error)

@@ -1,0 +1,82 @@
+"""Where environments run: what is refused, and environments on the HUD platform."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hud.eval import HUDRuntime, LocalRuntime, Runtime, Task
+
+from everburn.hud.environments import PlacementError, place
+from everburn.hud.package import HUD_KEY_ENV, HudKeyMissingError
+from everburn.learning.rollout_file import read_rollout
+from everburn.records.ids import GroupKey
+from everburn.records.keys import rollout_key
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.sandboxes import Resources
+from everburn.usercode.entrypoints import EntrypointError
+from support.hud_runs import ENV, Runs, a_task
+
+FACTORY = "everburn.hud.arithmetic:environment"
+
+
+@pytest.fixture
+def resources(tmp_path: Path) -> Resources:
+    return Resources(ArtifactStore(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("where", "complaint"),
+    [
+        ({}, "say where HUD environments run"),
+        ({"env_path": ENV, "environment": FACTORY}, "say where HUD environments run"),
+        ({"env_path": ENV, "hosted": True}, "say where HUD environments run"),
+        ({"env_path": "no/such/env.py"}, "there is no HUD environment at .*no/such/env.py"),
+        ({"env_path": ENV, "isolation": "container"}, "it must be 'thread', 'shared' or 'process'"),
+        ({"environment": FACTORY, "isolation": "process"}, "from its file: env_path"),
+        ({"hosted": True, "isolation": "process"}, "from its file: env_path"),
+        ({"env_path": ENV, "max_environments": 0}, "it must be at least 1"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(
+    resources: Resources, where: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(PlacementError, match=complaint):
+        place(resources, **where)
+
+
+def test_a_function_that_does_not_exist_is_refused(resources: Resources) -> None:
+    with pytest.raises(EntrypointError, match="nothing_here"):
+        place(resources, environment="everburn.hud.arithmetic:nothing_here")
+
+
+def test_the_platform_needs_a_key(resources: Resources) -> None:
+    with pytest.raises(
+        HudKeyMissingError, match=f"is hosted is on the HUD platform: set {HUD_KEY_ENV}"
+    ):
+        place(resources, hosted=True)
+
+
+async def test_a_hosted_environment_is_asked_for_with_the_task(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Task] = []
+
+    @asynccontextmanager
+    async def session(self: HUDRuntime, task: Task) -> AsyncIterator[Runtime]:
+        asked.append(task)
+        async with LocalRuntime(ENV)(task) as runtime:
+            yield runtime
+
+    # HUD's platform is the boundary that can't exist here; its client lends an environment.
+    monkeypatch.setattr(HUDRuntime, "__call__", session)
+    monkeypatch.setattr("everburn.hud.rollouts.hud_key", lambda: None)
+    monkeypatch.setenv(HUD_KEY_ENV, "sk-hud-test")
+    runner = await runs.runner([a_task("variety", start="ab")], hosted=True)
+    key = GroupKey(cursor=0)
+    await runner.complete(key, 0, 0)
+    _, run = read_rollout(runner.store, rollout_key(key, 0))
+    assert run.info["got"] == len(set(run.answer or ""))
+    (task,) = asked
+    assert (task.env, task.id, task.args) == ("counting", "variety", {"start": "ab"})

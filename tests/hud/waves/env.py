@@ -1,0 +1,32 @@
+"""A HUD environment whose graders block, in waves."""
+
+import asyncio
+import os
+import time
+
+from hud.graders import EvaluationResult
+
+from hud import Environment
+
+env = Environment(name="waves")
+
+
+@env.template()
+async def letters(start: str, wave: int, seconds: float, log: str):
+    """Rewards different characters. Each wave begins to block in the middle of the one before."""
+    answer = yield start
+    await asyncio.sleep(wave * seconds / 2)
+    block(seconds, log)
+    yield EvaluationResult(reward=len(set(answer or "")) / 10)
+
+
+def block(seconds, log):
+    """What a grader does that computes: nobody else gets the thread. Notes from when to when."""
+    begun = time.monotonic()
+    time.sleep(seconds)
+    line = f"{begun} {time.monotonic()}\n"
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)

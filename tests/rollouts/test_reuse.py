@@ -1,0 +1,116 @@
+"""What an attempt finds of earlier attempts of its row."""
+
+from pathlib import Path
+
+from everburn.learning.rollout_file import read_rollout, write_rollout
+from everburn.records.ids import GroupKey
+from everburn.records.keys import call_log_key, group_key, rollout_key
+from everburn.records.store import ArtifactStore
+from everburn.rollouts.contract import RolloutRun, RolloutSample
+from everburn.rollouts.reuse import EarlierAttempts, has_rollout, recorded_calls
+from support.records import a_record
+
+RUN = RolloutRun(
+    [RolloutSample(tokens=[1, 2, 3], logprobs=[0.0, -1.0, -0.5], loss_mask=[0, 1, 1], reward=0.25)],
+    answer="3",
+    info={"judge": [1, 2]},
+)
+
+
+def attempt(number: int, cursor: int = 17) -> GroupKey:
+    return GroupKey(cursor=cursor, attempt=number)
+
+
+def unused(store: ArtifactStore, group: GroupKey) -> list[GroupKey]:
+    return EarlierAttempts(store).unused(group)
+
+
+def finish(store: ArtifactStore, group: GroupKey, completion: int) -> None:
+    record = a_record(
+        cursor=group.cursor,
+        row_index=4,
+        attempt=group.attempt,
+        completion=completion,
+        version=2,
+        versions=[2, 3],
+        prompt="1+2=",
+        answer="3",
+        info={"judge": [1, 2]},
+        seconds=0.5,
+    )
+    write_rollout(store, rollout_key(group, completion), record, RUN)
+
+
+def test_a_rollout_that_was_finished_is_taken_over_as_it_was(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    finish(store, attempt(0), completion=3)
+    finish(store, attempt(0, cursor=170), completion=2)
+
+    earlier = unused(store, attempt(1000))
+    assert has_rollout(store, attempt(1000), 3, 9, earlier)
+    record, run = read_rollout(store, rollout_key(attempt(1000), 3))
+    assert (record.attempt, record.version, record.versions) == (1000, 9, [2, 3])
+    assert (record.prompt, record.seconds, run.info, run.answer) == (
+        "1+2=",
+        0.5,
+        {"judge": [1, 2]},
+        "3",
+    )
+    (segment,) = run.segments
+    assert (list(segment.tokens), list(segment.logprobs)) == ([1, 2, 3], [0.0, -1.0, -0.5])
+    assert not has_rollout(store, attempt(1000), 2, 9, earlier)
+
+
+def test_draws_that_came_to_a_group_are_used_up(tmp_path: Path) -> None:
+    """An incomplete group is begun again for the sake of other draws."""
+    store = ArtifactStore(str(tmp_path))
+    for number in (0, 1, 3):
+        finish(store, attempt(number), completion=0)
+    store.put_json(group_key(attempt(1)), {"fate": "incomplete"})
+
+    assert unused(store, attempt(0)) == []
+    assert unused(store, attempt(2)) == []
+    assert unused(store, attempt(1000)) == [attempt(3)]
+    assert not has_rollout(store, attempt(2), 0, 9, unused(store, attempt(2)))
+
+
+def test_recorded_calls_are_found_newest_first(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    for number in (0, 1):
+        store.append_lines(call_log_key(attempt(number), 1), ["{}"])
+    finish(store, attempt(2), completion=0)
+    found = [call_log_key(attempt(number), 1) for number in (1, 0)]
+    earlier = unused(store, attempt(3))
+    assert recorded_calls(store, 1, earlier) == found
+    assert recorded_calls(store, 0, earlier) == []
+
+
+class Listed(ArtifactStore):
+    """Counts how often its folders are listed."""
+
+    times = 0
+
+    def keys(self, folder: str) -> list[str]:
+        self.times += 1
+        return super().keys(folder)
+
+
+def test_what_earlier_lives_have_left_is_listed_once_for_all_rows(tmp_path: Path) -> None:
+    store = Listed(str(tmp_path))
+    for cursor in range(8):
+        finish(store, attempt(0, cursor), completion=0)
+    earlier = EarlierAttempts(store)
+    for cursor in range(8):
+        assert earlier.unused(attempt(0, cursor)) == []
+    assert store.times == 0
+    for cursor in range(16):
+        left = [attempt(0, cursor)] if cursor < 8 else []
+        assert earlier.unused(attempt(1000, cursor)) == left
+    assert store.times == 1
+
+    # What this life leaves is found without another look, and by the next life too.
+    finish(store, attempt(1000, 3), completion=0)
+    assert earlier.unused(attempt(1001, 3)) == [attempt(1000, 3), attempt(0, 3)]
+    assert store.times == 1
+    assert earlier.unused(attempt(2000, 3)) == [attempt(1000, 3), attempt(0, 3)]
+    assert store.times == 2

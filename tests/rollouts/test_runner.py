@@ -1,0 +1,97 @@
+"""One completion, from the call of the rollout function to its terminal record."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everburn.learning.rollout_file import read_rollout
+from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
+from everburn.records.keys import rollout_key
+from everburn.records.store import ArtifactStore, StoreFullError
+from everburn.rollouts import runner as rollout_runner
+from everburn.rollouts.runner import RolloutRunner
+from everburn.usercode.deadlines import SelfCancelledError
+from support.full_disk import FullDisk
+from support.script import Draw, spread
+from support.scripted_run import scripted_run
+from support.waiting import until
+
+ROW = GroupKey(cursor=0)
+
+
+async def complete(run: RunRef, group: GroupKey = ROW) -> RolloutOutcome:
+    return await RolloutRunner(run).complete(group, 0, version=0)
+
+
+async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that has too many files open: replaced is the operating system's answer."""
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("/resources"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return scandir(path)
+
+    async def play(draw: Draw) -> float:
+        monkeypatch.setattr(os, "scandir", refuse)
+        return 0.5
+
+    run = scripted_run(tmp_path, play)
+    store = ArtifactStore.of(run)
+    store.put("resources/of-another", b"")
+    assert (await complete(run)).status == "succeeded"
+    _, rollout = read_rollout(store, rollout_key(ROW, 0))
+    assert rollout.segments[0].reward == 0.5
+    assert any("Too many open files" in record.message for record in caplog.records)
+
+
+async def test_one_without_space_for_what_an_earlier_attempt_has_finished_gives_its_attempt_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is timed out, which would count."""
+    monkeypatch.setattr(rollout_runner, "STORE_PATIENCE", -1.0)
+    run = scripted_run(tmp_path, spread)
+    await complete(run)
+    again = GroupKey(cursor=0, attempt=1)
+    disk = FullDisk(rollout_key(again, 0), times=10)
+    disk.install(monkeypatch)
+    with pytest.raises(StoreFullError, match="No space left"):
+        await complete(run, again)
+    assert disk.refused == 1
+    disk.times = 0
+    assert (await complete(run, again)).reused
+
+
+async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path: Path) -> None:
+    async def play(draw: Draw) -> float:
+        aside = asyncio.create_task(asyncio.Event().wait())
+        aside.cancel()
+        await aside
+        return 1.0
+
+    with pytest.raises(SelfCancelledError, match="nobody had cancelled it"):
+        await complete(scripted_run(tmp_path, play))
+
+
+async def test_a_completion_that_has_returned_is_kept_though_its_attempt_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a server that was gone, and has timed the attempt out meanwhile."""
+    run = scripted_run(tmp_path, spread)
+    disk = FullDisk(rollout_key(ROW, 0), times=10**6)
+    disk.install(monkeypatch)
+    attempt = asyncio.create_task(complete(run))
+    await until(lambda: disk.refused > 0)
+    for _ in range(2):
+        attempt.cancel()
+        await asyncio.sleep(0)
+    disk.times = 0
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    assert (await complete(run)).reused

@@ -1,0 +1,1 @@
+"""Runs on real processes, for tests and benchmarks: processes, audits, histories, a tiny task."""

@@ -1,0 +1,149 @@
+"""A full-parameter job of others, where models may be one: whether a run may begin there."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fireworks.training.sdk import FiretitanServiceClient, types
+
+from activities.messages import LeaseRef, SaveCheckpoint
+from activities.trainer_operations import save_checkpoint
+from everburn.emulator.models.base_model import TINY
+from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.trainers.dedicated import DedicatedTrainer
+from everburn.trainers.lease import Lease
+from everburn.trainers.protocol import TrainerUnavailableError, TrainerUnfitError
+from support.emulator import RunningEmulator, supervised
+from support.places import Place
+from support.sessions import ADAM, a_datum
+
+
+class Job:
+    """A trainer job and a deployment, made by another run that has ended or trains no more."""
+
+    def __init__(self, emulator: RunningEmulator, folder: Path) -> None:
+        self.emulator = emulator
+        self.folder = folder
+        self.maker = Place(emulator, folder / "maker")
+        assert self.maker.resources.advance().stage == "ready"
+        found = find_resources(self.maker.store)
+        assert found is not None
+        self.resources: ResourceRecord = found
+
+    def others_model(self) -> Any:
+        """A model of somebody who doesn't use Everburn."""
+        url = f"{self.emulator.url}/training/v1/rlorTrainerJobs/everburn/{self.resources.job_id}"
+        service = FiretitanServiceClient(base_url=url, api_key="fw_local")
+        return service.create_training_client(base_model=TINY, lora_rank=0)
+
+    def attached(self, name: str, **fields: Any) -> Place:
+        """A new run on the job, with what it needs in place."""
+        trainer = {"job_id": self.resources.job_id}
+        place = Place(self.emulator, self.folder / name, trainer=trainer, **fields)
+        assert place.resources.advance().stage == "ready"
+        return place
+
+
+@pytest.fixture
+async def job(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Job]:
+    emulator.admin(
+        "POST",
+        "unknowns",
+        {"applies_repetitions": True, "shares_full_parameters": True, "keeps_gradients": True},
+    )
+    job = Job(emulator, tmp_path)
+    yield job
+    emulator.admin("POST", "unknowns", {})
+    job.maker.resources.clean_up()
+
+
+async def train(trainer: DedicatedTrainer) -> dict[str, float]:
+    await trainer.forward_backward([a_datum()], "importance_sampling", {})
+    return await trainer.optim_step(ADAM)
+
+
+async def test_where_nobody_has_trained_a_run_begins(job: Job) -> None:
+    trainer = await job.attached("first").open(1)
+    assert await train(trainer)
+    await trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault"),
+    [
+        ("hot_load_status", {"kind": "drop"}),
+        ("forward", {"kind": "status", "status": 410}),
+        ("optim_step", {"kind": "drop"}),
+    ],
+)
+async def test_a_lease_that_is_disturbed_at_its_beginning_is_asked_for_again(
+    job: Job, operation: str, fault: dict[str, Any]
+) -> None:
+    """Nothing has been trained: this isn't the loss that a recovery follows."""
+    place = job.attached("first")
+    job.emulator.plan_fault(operation, **fault)
+    with pytest.raises(TrainerUnavailableError):
+        await place.open(1)
+    assert job.emulator.admin("GET", "faults") == {"faults": []}
+    trainer = await place.open(1)
+    assert (await train(trainer))["num_sequences"] == 1
+    await trainer.close()
+
+
+async def test_where_another_run_has_trained_it_does_not(job: Job) -> None:
+    first = await job.attached("first").open(1)
+    start = await first.save_checkpoint("state-0")
+    await train(first)
+    await first.publish("policy-0001-e1")
+    await first.close()
+    second = job.attached("second")
+    refusal = f"{job.resources.job_id} trains .* saved policy-0001-e1-.* Give init_from_checkpoint"
+    with pytest.raises(TrainerUnfitError, match=refusal):
+        await second.open(1)
+    third = await job.attached("third", init_from_checkpoint=start).open(1)
+    await third.load_checkpoint(start)
+    assert (await train(third))["step"] == 1
+    await third.close()
+
+
+async def test_where_somebody_has_trained_who_saved_nothing_it_does_not(job: Job) -> None:
+    model = job.others_model()
+    model.forward_backward([supervised([2, 3, 4, 5])], "cross_entropy").result()
+    model.optim_step(types.AdamParams(learning_rate=0.05)).result()
+    place = job.attached("first")
+    with pytest.raises(TrainerUnfitError, match=f"doesn't hold {TINY}: its log-probabilities"):
+        await place.open(1)
+    assert not place.store.keys("checkpoints")
+
+
+async def test_gradients_that_somebody_has_left_are_dropped(job: Job) -> None:
+    job.others_model().forward_backward([supervised([2, 3, 4, 5])], "cross_entropy").result()
+    trainer = await job.attached("first").open(1)
+    assert (await train(trainer))["num_sequences"] == 1
+    await trainer.close()
+
+
+async def test_where_the_deployment_serves_something_else_it_does_not(job: Job) -> None:
+    """The second lease doesn't ask what was saved on the job: it may be by the first."""
+    place = job.attached("first")
+    trainer = await place.open(1)
+    await trainer.publish("policy-0000-e1")
+    with pytest.raises(TrainerUnfitError, match=r"can't be checked: .* serves policy-0000-e1-"):
+        await place.open(2)
+    await trainer.close()
+
+
+async def test_a_run_that_has_a_checkpoint_loads_it_whatever_is_on_the_job(job: Job) -> None:
+    place = job.attached("first")
+    first = await place.open(1)
+    order = SaveCheckpoint(
+        lease=LeaseRef(run=place.run, epoch=1), step=0, version=0, name="state-0"
+    )
+    path = (await save_checkpoint(Lease(1, first), order)).path
+    step = (await train(first))["step"]
+    second = await place.open(2)
+    await second.load_checkpoint(path)
+    assert (await train(second))["step"] == step
+    for trainer in (first, second):
+        await trainer.close()

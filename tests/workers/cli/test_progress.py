@@ -1,0 +1,96 @@
+from typing import Any
+
+from rich.console import Console
+
+from workers.cli.progress import LineProgress, LiveProgress, eta, facts
+from workflows.messages import Status
+
+
+def status(**changes: Any) -> Status:
+    values: dict[str, Any] = {
+        "run": "sums-1",
+        "folder": "runs/sums-1",
+        "phase": "step 13: training",
+        "waiting_for": "gradients",
+        "standstill": "",
+        "step": 12,
+        "total_steps": 40,
+        "version": 12,
+        "rows_total": 320,
+        "rows_resolved": 96,
+        "groups_in_flight": 8,
+        "samples_in_flight": 61,
+        "groups_ready": 3,
+        "batch_size": 8,
+        "staleness_capacity": 64,
+        "reward": 0.4125,
+        "step_seconds": 1.5,
+        "elapsed_seconds": 21.0,
+        "evaluations": {},
+        "lease_epoch": 1,
+        "checkpoint": None,
+        "saved": [],
+        "model": None,
+        "error": None,
+        "origin": None,
+        "notes": [],
+    }
+    return Status.model_validate(values | changes)
+
+
+def shown(*statuses: Status) -> list[str]:
+    console = Console(width=200)
+    with console.capture() as capture, LineProgress(console) as progress:
+        for each in statuses:
+            progress.show(each)
+    return capture.get().splitlines()
+
+
+def test_the_time_left_is_the_steps_left_at_the_present_pace() -> None:
+    assert eta(status()) == 28 * 1.5
+    assert eta(status(step_seconds=None)) is None
+    assert eta(status(step=40)) is None
+
+
+def test_a_line_says_where_the_run_is() -> None:
+    (line,) = shown(status())
+    assert line == (
+        "0:21  step 12/40 · reward 0.412 · policy v12 · 61 rollouts in flight · "
+        "staleness capacity 64 · about 0:42 left · step 13: training · waits for gradients"
+    )
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    assert facts(status(reward=None, step_seconds=None)) == [
+        "policy v12",
+        "61 rollouts in flight",
+        "staleness capacity 64",
+    ]
+
+
+def test_lines_follow_phases_at_once_and_steps_now_and_then() -> None:
+    lines = shown(
+        status(step=0, total_steps=0, phase="starting", waiting_for="the run's folder"),
+        status(step=0, total_steps=0, phase="preparing", waiting_for="a rollout worker"),
+        status(step=0, phase="step 1: collecting", waiting_for="8 more prompt groups"),
+        status(step=0, phase="step 1: training"),
+        status(step=1),
+        status(step=2),
+        status(step=40, phase="finishing", waiting_for="the final evaluation"),
+    )
+    assert [line.split("  ", 1)[1].split(" · ")[0] for line in lines] == [
+        "starting",
+        "preparing",
+        "step 1: collecting",
+        "step 40/40",
+    ]
+
+
+def test_a_terminal_gets_the_same_facts_and_the_error_of_a_run_on_hold() -> None:
+    console = Console(width=200, force_terminal=True)
+    with console.capture() as capture, LiveProgress(console) as progress:
+        progress.show(status(error="EntrypointError: no module task"))
+        progress.say("rollout ended")
+    text = capture.get()
+    for part in ("12/40 steps", "reward 0.412", "step 13: training", "EntrypointError", "rollout"):
+        assert part in text

@@ -1,0 +1,269 @@
+"""Runs on a Temporal server, as people ask about them: which there are, where one is, its end.
+
+Owns the words for how a run ended, and by what a run on a server is that of a folder. Doesn't own
+what a run does (workflows/run/train_run.py).
+"""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from everburn.records.commands import ending_of
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import find_owner, find_server
+from everburn.records.store import ArtifactStore
+from workers.connection import Server
+from workers.errors import BadInputError, UserError
+from workflows.messages import RolloutsFailed, Status, StopRequest
+
+if TYPE_CHECKING:
+    from temporalio.client import Client, WorkflowExecution, WorkflowFailureError
+
+QUERY_TIMEOUT = timedelta(seconds=10)
+LISTED = 50
+STARTED_MEMO = "everburn_started"
+"""When a run was started. Each execution that goes on with it by continue-as-new has a time of its
+own, and after days a server may have forgotten the first."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as the server lists it. state: `running`, `completed`, `failed`, ... started: the run,
+    or its present life; its last execution where whoever started it didn't note when."""
+
+    id: str
+    state: str
+    started: datetime
+    ended: datetime | None
+    step: int | None
+    reward: float | None
+
+    @property
+    def open(self) -> bool:
+        return self.ended is None
+
+    @classmethod
+    async def of(cls, execution: "WorkflowExecution") -> "Run":
+        from activities.search_attributes import REWARD, STEP
+
+        noted = await execution.memo_value(STARTED_MEMO, None, type_hint=datetime)
+        attributes = execution.typed_search_attributes
+        return cls(
+            id=execution.id,
+            state="unknown" if execution.status is None else execution.status.name.lower(),
+            started=min(noted or execution.start_time, execution.start_time),
+            ended=execution.close_time,
+            step=attributes.get(STEP),
+            reward=attributes.get(REWARD),
+        )
+
+
+async def list_runs(client: "Client", limit: int = LISTED) -> list[Run]:
+    """Those that are open and those that ended last, by their start, the newest first."""
+    found = await _matching(client, "WorkflowType = 'TrainRun'", limit)
+    return sorted(found, key=lambda run: run.started, reverse=True)
+
+
+async def open_runs(client: "Client") -> list[Run]:
+    """Those that haven't ended: a run goes on by itself when server and workers are back."""
+    query = "WorkflowType = 'TrainRun' AND ExecutionStatus = 'Running'"
+    return await _matching(client, query)
+
+
+async def _matching(client: "Client", query: str, limit: int | None = None) -> list[Run]:
+    """As servers list them: the open ones, then by their end. A run is there once, by the last of
+    the executions that it has had."""
+    found: dict[str, Run] = {}
+    async for execution in client.list_workflows(query):
+        if execution.id not in found:
+            found[execution.id] = await Run.of(execution)
+        if len(found) == limit:
+            break
+    return list(found.values())
+
+
+async def find_run(server: Server, client: "Client", run_id: str | None) -> Run:
+    """The run of that id; without one the run that is open, or where none is the newest.
+
+    Raises:
+        UserError: there is none.
+        BadInputError: several are open. The newest isn't sure to be the one that is meant.
+    """
+    from temporalio.service import RPCError, RPCStatusCode
+
+    if run_id is None:
+        runs = await open_runs(client)
+        if len(runs) > 1:
+            names = ", ".join(sorted(run.id for run in runs))
+            raise BadInputError(f"which run? {len(runs)} are open: {names}")
+        runs = runs or await list_runs(client)
+        if not runs:
+            start = f"everburn run CONFIG{server.everburn_options}"
+            raise UserError(f"this server has no runs yet: start one with `{start}`")
+        return runs[0]
+    try:
+        description = await client.get_workflow_handle(run_id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            listing = f"everburn list{server.everburn_options}"
+            raise UserError(f"there is no run {run_id!r}: `{listing}` shows them") from None
+        raise
+    return await Run.of(description)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a server has under the id of a run whose folder one has. open: whether it goes on. own:
+    whether it is that run's present life; else another run, or one that has ended since."""
+
+    open: bool
+    own: bool
+
+
+async def look_up(server: Server, run: RunRef) -> Known | None:
+    """The last execution of a run's id; None where the server never had one, or has forgotten it.
+
+    Raises:
+        UserError: the server can't be asked.
+    """
+    from temporalio.client import WorkflowExecutionStatus
+    from temporalio.service import RPCError, RPCStatusCode
+
+    client = await server.connect()
+    try:
+        found = await client.get_workflow_handle(run.id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return None
+        raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
+    owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
+    chain = found.raw_description.workflow_execution_info.first_run_id
+    return Known(
+        open=found.status == WorkflowExecutionStatus.RUNNING,
+        own=owner is not None and owner.chain == chain,
+    )
+
+
+async def require_ended(run: RunRef, server: Server | None, *, ended: bool) -> None:
+    """Return if it is known that a run has ended: its folder says so, the server that it ran on
+    does, or the person (`ended`). A server that doesn't know the run proves nothing.
+
+    server: asked first; the one that the folder names is asked where the folder leaves it open.
+
+    Raises:
+        BadInputError: it is running, or nothing says that it isn't.
+    """
+    store = ArtifactStore.of(run)
+    says_so = ended or await asyncio.to_thread(ending_of, store) is not None
+    servers = [] if server is None else [server]
+    recorded = await asyncio.to_thread(find_server, store)
+    if recorded is not None and not says_so:
+        its_own = Server(recorded.address, recorded.namespace)
+        if server is None or (server.address, server.namespace) != (
+            its_own.address,
+            its_own.namespace,
+        ):
+            servers.append(its_own)
+    reasons = [] if server is not None else ["no local stack runs in this folder"]
+    for each in servers:
+        try:
+            known = await look_up(each, run)
+        except UserError as error:
+            reasons.append(str(error))
+            continue
+        if known is not None and known.open:
+            raise BadInputError(
+                f"run {run.id} is running at {each.address}. Stop it first, with "
+                f"`everburn stop {run.id}{each.everburn_options}`"
+            )
+        if known is not None and known.own:
+            return
+        reasons.append(f"the Temporal server at {each.address} doesn't know it")
+    if not says_so:
+        raise BadInputError(
+            f"run {run.id} may be running: its folder doesn't say that it has ended, and "
+            f"{'; '.join(reasons)}. Name its server with --address, or, "
+            "if you know that it has ended and that nothing will ever continue it, add --ended"
+        )
+
+
+async def run_status(server: Server, client: "Client", run: Run) -> Status:
+    """Where a run is, from the run itself; also after its end.
+
+    Raises:
+        UserError: no orchestrator worker answers.
+    """
+    from temporalio.client import WorkflowQueryFailedError
+    from temporalio.service import RPCError
+
+    from workflows.run.train_run import TrainRun
+
+    try:
+        return await client.get_workflow_handle(run.id).query(
+            TrainRun.status, rpc_timeout=QUERY_TIMEOUT
+        )
+    except WorkflowQueryFailedError as error:
+        raise UserError(f"run {run.id} ({run.state}) can't say where it is: {error}") from None
+    except RPCError as error:
+        worker = f"everburn worker orchestrator{server.everburn_options}"
+        start = "everburn dev" if server.of_folder else worker
+        raise UserError(
+            f"run {run.id} ({run.state}) doesn't answer: {error.message}. Its status comes from an "
+            f"orchestrator worker: start one with `{start}`"
+        ) from None
+
+
+async def request_stop(client: "Client", run_id: str, drain: bool = False) -> None:
+    """Ask an open run to stop gracefully."""
+    from workflows.run.train_run import TrainRun
+
+    handle = client.get_workflow_handle(run_id)
+    await handle.signal(TrainRun.stop, StopRequest(drain=drain))
+
+
+async def failure_of(client: "Client", run_id: str) -> str | None:
+    """How an ended run failed, or None where it didn't."""
+    from temporalio.client import WorkflowFailureError
+
+    from workflows.run.train_run import TrainRun
+
+    try:
+        await client.get_workflow_handle_for(TrainRun.run, run_id).result()
+    except WorkflowFailureError as error:
+        return describe_failure(error)
+    return None
+
+
+def describe_failure(error: "WorkflowFailureError") -> str:
+    """The run's failure in words: its type and its message."""
+    from temporalio.exceptions import (
+        ApplicationError,
+        CancelledError,
+        FailureError,
+        TerminatedError,
+        TimeoutError,
+    )
+
+    match error.cause:
+        case ApplicationError() as cause:
+            return f"{cause.type}: {cause.message}"
+        case CancelledError():
+            return "it was cancelled"
+        case TerminatedError() as cause:
+            return f"it was terminated: {cause.message}"
+        case TimeoutError():
+            return "it ran into its execution timeout"
+        case FailureError() as cause:
+            return cause.message
+        case cause:
+            return str(cause)
+
+
+def rollouts_failed(error: "WorkflowFailureError") -> RolloutsFailed | None:
+    """What failed of a phase's rollouts, where that ended the run."""
+    from temporalio.exceptions import ApplicationError
+
+    if not isinstance(error.cause, ApplicationError) or not error.cause.details:
+        return None
+    return RolloutsFailed.model_validate(error.cause.details[0])

@@ -1,0 +1,14 @@
+"""What commands print to."""
+
+from rich.console import Console
+
+console = Console()
+
+
+def print_line(onto: Console, text: str) -> None:
+    """A line that can be copied: never wrapped, coloured or read as markup."""
+    onto.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    print_line(console, text)

@@ -1,0 +1,119 @@
+"""`everburn verify`: a run of this folder against its own ledger.
+
+Owns finding the run's folder, and what is said of it. Doesn't own the verification
+(everburn/records/verification.py), nor the emulator on which it is re-executed
+(workers/stack/temporary_emulator.py).
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from everburn.config import ConfigError, RunConfig
+from everburn.records.ids import RunRef
+from everburn.records.keys import CONFIG_KEY
+from everburn.records.run_folder import stored_config
+from everburn.records.store import ArtifactStore, StoreError
+from everburn.records.verification import VerificationError, Verified, check_records, verify
+from everburn.trainers.backends import on_shared_emulator
+from workers.environment import imports_from
+from workers.errors import BadInputError, UserError
+from workers.stack.folder import StackFolder
+from workers.stack.temporary_emulator import temporary_emulator
+
+
+async def verify_run(run: RunRef, folder: Path) -> Verified:
+    """Check the ledger, re-execute it, compare weights.
+
+    Raises:
+        BadInputError: there is no such run here, or it can't be re-executed on this machine.
+        UserError: the run and its ledger differ; says where first.
+    """
+    if not ArtifactStore.of(run).exists(CONFIG_KEY):
+        raise BadInputError(f"there is no run in {run.folder}")
+    with _differences_named(run):
+        config = _config(run)
+        check_records(run)
+        if not config.local:
+            raise BadInputError(
+                f"run {run.id} trained at Fireworks: its records agree with each other, and "
+                "weights can be compared bit for bit on the emulator only"
+            )
+        # A Python loss is called again.
+        with imports_from(folder), temporary_emulator(StackFolder(folder)) as home:
+            return await _re_execute(run, config, home)
+
+
+def described(run: RunRef, found: Verified) -> list[str]:
+    """What was compared, and what couldn't be."""
+    rows = f"{found.rows_trained} rows trained once, {found.rows_rejected} rejected"
+    last = found.steps + found.uncompared
+    if not last:
+        lines = [f"run {run.id} has committed no step: there was nothing to re-execute; {rows}"]
+    elif not found.uncompared:
+        lines = [
+            f"run {run.id} agrees with its ledger: {last} steps re-executed, {rows}; "
+            f"weights equal {found.weights}"
+        ]
+    else:
+        lines = [
+            f"run {run.id}: {last} steps re-executed, {rows}",
+            f"weights after step {found.steps} equal {found.weights}"
+            if found.steps
+            else "no weights could be compared: the run saved no checkpoint after a step",
+            f"not compared: steps {found.steps + 1} to {last} can be re-executed, and no "
+            "checkpoint tells what weights they led to",
+        ]
+    if found.fates.open:
+        ending = found.fates.ending
+        how = "it hasn't said how it ended" if ending is None else f"its end: {ending}"
+        lines.append(f"without a fate so far ({how}): {found.fates.open_rows}")
+    return lines
+
+
+@contextmanager
+def _differences_named(run: RunRef) -> Iterator[None]:
+    try:
+        yield
+    except VerificationError as error:
+        raise UserError(f"run {run.id} doesn't agree with its ledger: {error}") from None
+
+
+def _config(run: RunRef) -> RunConfig:
+    try:
+        return stored_config(run)
+    except (ConfigError, StoreError) as error:
+        path = ArtifactStore.of(run).path(CONFIG_KEY)
+        raise VerificationError(f"{path} is damaged: {error}") from None
+
+
+def checkpoint_digest(home: Path, path: str) -> str:
+    """Of the weights and the optimizer of a checkpoint that an emulator keeps in `home`.
+
+    Raises VerificationError: it isn't there any more, or damaged.
+    """
+    from everburn.emulator.errors import EmulatorError
+    from everburn.emulator.training.checkpoints import weights_digest
+
+    try:
+        return weights_digest(home, path)
+    except (EmulatorError, OSError, ValueError) as error:
+        raise VerificationError(f"checkpoint {path} can't be read: {error}") from None
+
+
+async def _re_execute(run: RunRef, config: RunConfig, home: Path) -> Verified:
+    from everburn.trainers.protocol import TrainerError
+    from everburn.trainers.serverless import ServerlessTrainer
+
+    session = on_shared_emulator(config)
+    try:
+        return await verify(
+            run,
+            lambda: ServerlessTrainer.open(session),
+            partial(checkpoint_digest, home),
+            name=f"verify-{time.time_ns()}",
+        )
+    except TrainerError as error:
+        raise UserError(f"the run can't be re-executed: {error}") from None

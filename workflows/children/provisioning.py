@@ -1,0 +1,135 @@
+"""Provisioning: waiting for a run's trainer job and deployment, and giving them back.
+
+Owns the rhythm of looking and how long is waited: short activities and timers, since capacity may
+take days and no worker should be blocked over it. Doesn't own what is done at each look
+(everburn/trainers/jobs.py) or where it is waited (the TrainerLease workflow).
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from activities.failure_types import NO_RESOURCES, message_of
+    from activities.messages import ResourceReadiness
+    from activities.provisioning import ProvisioningActivities
+    from everburn.records.ids import RunRef
+    from workflows.messages import ProvisioningWait
+    from workflows.queues import TRAINER_QUEUE
+
+FIRST_INTERVAL, LONGEST_INTERVAL = 1.0, 60.0
+"""Seconds between looks; doubled from the one to the other, and from the start when it moves."""
+MAX_RESUMPTIONS = 5
+"""Times that a job may stop again before it has run: the configuration or its machines are at
+fault."""
+MAX_HISTORY = 1_500
+"""Events after which the wait goes on in a new execution; a look costs about a dozen."""
+LOOK_TIMEOUT = timedelta(minutes=8)
+"""The SDK itself repeats a request that fails for five minutes."""
+LOOK_ATTEMPTS = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    maximum_interval=timedelta(seconds=30),
+    maximum_attempts=30,
+)
+"""About a quarter of an hour for a control plane that can't be reached; a trainer worker is waited
+for without limit."""
+CLEANUP_PATIENCE = timedelta(minutes=10)
+"""Also for a trainer worker: a run must end."""
+HEARTBEAT_TIMEOUT = timedelta(seconds=10)
+
+
+class WaitIsLongError(Exception):
+    """The wait is to go on in a new execution: history is long."""
+
+
+class Provisioning:
+    """The wait for one lease's job and deployment. so_far: how long it has lasted, in former
+    executions, too. tell: called with what is waited for, when that changes."""
+
+    def __init__(
+        self, run: RunRef, so_far: ProvisioningWait, tell: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self.so_far = so_far
+        self._run = run
+        self._tell = tell
+
+    async def wait(self, given_up: Callable[[], bool]) -> bool:
+        """Return true once both are ready, false if nobody wants them any more.
+
+        Raises:
+            ActivityError: they can't be had; the type of its cause says what is to be done.
+            ApplicationError: not in time. Says why.
+            WaitIsLongError
+        """
+        told = ""
+        interval = FIRST_INTERVAL
+        while not given_up():
+            found = await self._look()
+            if found.stage in ("ready", "unwanted"):
+                return found.stage == "ready"
+            self._check(found)
+            if found.text != told:
+                told, interval = found.text, FIRST_INTERVAL
+                await self._tell(found.text)
+            if workflow.info().get_current_history_length() > MAX_HISTORY and not given_up():
+                raise WaitIsLongError
+            await wait_or(given_up, interval)
+            interval = min(2 * interval, LONGEST_INTERVAL)
+        return False
+
+    async def _look(self) -> ResourceReadiness:
+        return await workflow.execute_activity_method(
+            ProvisioningActivities.advance_resources,
+            self._run,
+            task_queue=TRAINER_QUEUE,
+            start_to_close_timeout=LOOK_TIMEOUT,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            retry_policy=LOOK_ATTEMPTS,
+            summary="trainer job and deployment",
+        )
+
+    def _check(self, found: ResourceReadiness) -> None:
+        """Raise if waiting on makes no sense."""
+        wait = self.so_far = self.so_far.continued(found, workflow.time())
+        if wait.resumptions > MAX_RESUMPTIONS:
+            raise _unavailable(f"it stopped {wait.resumptions} times before it ran: {found.text}")
+        elapsed = workflow.time() - wait.stage_begun
+        limit = wait.pending_timeout if wait.stage == "pending" else wait.ready_timeout
+        if elapsed > limit:
+            raise _unavailable(f"still so after {limit:g} s: {found.text}")
+
+
+async def wait_or(given_up: Callable[[], bool], seconds: float) -> None:
+    try:
+        await workflow.wait_condition(given_up, timeout=seconds)
+    except TimeoutError:
+        return
+
+
+async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
+    """Give back what the run made; why that wasn't possible, if it wasn't. orphaned: whether the
+    run is gone; if it is resumed before, nothing is given back."""
+    try:
+        done = await workflow.execute_activity_method(
+            ProvisioningActivities.clean_up_resources,
+            args=[run, orphaned],
+            task_queue=TRAINER_QUEUE,
+            start_to_close_timeout=LOOK_TIMEOUT,
+            schedule_to_close_timeout=CLEANUP_PATIENCE,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            retry_policy=LOOK_ATTEMPTS,
+            summary="give back trainer job and deployment",
+        )
+    except ActivityError as error:
+        if is_cancelled_exception(error):
+            raise
+        return f"cleanup: {message_of(error)}"
+    workflow.logger.info("%s", done)
+    return None
+
+
+def _unavailable(text: str) -> ApplicationError:
+    return ApplicationError(text, type=NO_RESOURCES, non_retryable=True)
