@@ -1,4 +1,4 @@
-"""Every link from one of the project's pages to another leads to a file and a heading."""
+"""Links between the project's pages lead to a file and a heading; files that they name exist."""
 
 import re
 from pathlib import Path
@@ -30,6 +30,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    folders = "everburn|workflows|activities|workers|examples|infra|tests|docs"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_there_are_links() -> None:
