@@ -12,7 +12,7 @@ EMULATED = $(patsubst emulator-serverless,emulator,emulator-$(BACKEND))
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(INSTALLED) ## Train the arithmetic example from nothing (BACKEND=dedicated: on a trainer job)
+run: $(INSTALLED) ## Train the arithmetic example on this machine (BACKEND=dedicated: on a trainer job)
 	$(BIN)/everburn run examples/arithmetic/run.json --set backend=$(EMULATED)
 
 example: $(INSTALLED) ## Train another example: make example NAME=frozen_lake
@@ -24,11 +24,11 @@ example: $(INSTALLED) ## Train another example: make example NAME=frozen_lake
 test: $(INSTALLED) ## Run the tests, on real services that they start themselves
 	$(BIN)/pytest -q --durations=10
 
-chaos: $(INSTALLED) ## Kill, freeze and starve real processes, on both backends, and all that `make test` leaves out; two hours
+chaos: $(INSTALLED) ## Kill, freeze and starve real processes on both backends, and everything else that `make test` leaves out; two hours
 	$(BIN)/pytest -q -m "chaos or not chaos" --durations=10 tests/chaos
 	$(BIN)/pytest -q -m chaos --durations=10 --ignore=tests/chaos
 
-histories: $(INSTALLED) ## Record anew the histories that tests replay
+histories: $(INSTALLED) ## Record again the histories that the tests replay
 	$(BIN)/pytest -q tests/histories/record.py
 
 check: $(INSTALLED) ## Check format, lint and types
@@ -36,7 +36,7 @@ check: $(INSTALLED) ## Check format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(INSTALLED) ## Format the code, and mend what the linter can mend
+format: $(INSTALLED) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -44,9 +44,10 @@ clean: ## Remove the environment and caches; runs/ and .everburn/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last, so that an interrupted installation is made anew.
+# The stamp is written last, so that an interrupted installation is repeated.
+# PYTHON names an interpreter to prefer.
 $(INSTALLED): pyproject.toml constraints.txt
-	@python=; for name in python3.11 python3.12 python3; do \
+	@python=; for name in $(PYTHON) python3.11 python3.12 python3; do \
 	  if $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
 	      2>/dev/null; then python=$$name; break; fi; \
 	done; \

@@ -23,7 +23,7 @@ async def test_sandboxes_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Pat
 
 
 @pytest.mark.chaos
-async def test_hud_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Path) -> None:
+async def test_hud_environments_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Path) -> None:
     """Each is a process, in a session of its own: nothing ends it with its worker."""
     pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
     shutil.copytree(ROOT / "tests/hud/counting", tmp_path / "counting")
