@@ -1,7 +1,7 @@
 """HUD tasks as dataset rows: where they come from, and which train and which are held out.
 
-Owns the three sources (bundled arithmetic, a local file, a hosted task set), the split, and the
-text of every complaint about them. A row is a HUD task's own JSON. Doesn't own the environments in
+Owns the three sources (a function, a local file, a hosted task set), the split, and the text of
+every complaint about them. A row is a HUD task's own JSON. Doesn't own the environments in
 which tasks run (environments.py).
 """
 
@@ -10,25 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hud.eval import Task, Taskset
-from pydantic import BaseModel, ConfigDict, Field
 
-from everburn.hud.arithmetic import environment
+from everburn.config import Entrypoint
 from everburn.hud.package import HudKeyMissingError, require_hud_key
 from everburn.hud.sources import enter_source
 from everburn.rollouts.dataset import DatasetError, Row
-
-Range = tuple[int, int]
-
-
-class Arithmetic(BaseModel):
-    """Bundled problems: `count` different pairs of operands from two inclusive ranges."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    template: Literal["multiply", "add"]
-    count: int = Field(ge=1)
-    a: Range
-    b: Range
+from everburn.usercode.entrypoints import call
 
 
 def rows(
@@ -37,56 +24,31 @@ def rows(
     training: int,
     held_out: int,
     seed: int = 0,
-    arithmetic: dict[str, Any] | None = None,
+    function: dict[str, Any] | None = None,
     tasks_file: str | None = None,
     taskset: str | None = None,
 ) -> list[Row]:
     """One part of a task source, the same in every process and at every call.
 
-    Exactly one source: `arithmetic` (fields of Arithmetic but `count`), `tasks_file` (.py, folder,
-    .json or .jsonl), or `taskset` (name or id on the HUD platform). Shuffled by the seed; the
-    first `training` tasks train, the next `held_out` are held out.
+    Exactly one source: `function` (an entry point, `function(count, seed, **kwargs) -> Taskset`),
+    `tasks_file` (.py, folder, .json or .jsonl), or `taskset` (name or id on the HUD platform).
+    Shuffled by the seed; the first `training` tasks train, the next `held_out` are held out.
 
     Raises:
         DatasetError: no such source, unreadable, ambiguous, or too few tasks.
     """
-    given = [source for source in (arithmetic, tasks_file, taskset) if source is not None]
+    given = [source for source in (function, tasks_file, taskset) if source is not None]
     if len(given) != 1:
-        raise DatasetError("name one source of HUD tasks: arithmetic, tasks_file or taskset")
+        raise DatasetError("name one source of HUD tasks: function, tasks_file or taskset")
     if tasks_file is not None:
         source = _from_file(tasks_file)
     elif taskset is not None:
         source = _hosted(taskset)
     else:
-        problems = Arithmetic.model_validate({"count": training + held_out, **(arithmetic or {})})
-        source = bundled(problems, seed)
+        source = _made(Entrypoint.model_validate(function), training + held_out, seed)
     first, second = split(source, training, held_out, seed)
     chosen = first if part == "training" else second
     return [task.model_dump(mode="json", exclude_none=True) for task in chosen]
-
-
-def bundled(problems: Arithmetic, seed: int) -> Taskset:
-    """Different pairs, drawn without replacement.
-
-    Raises:
-        DatasetError: the ranges hold fewer.
-    """
-    template = environment().templates[problems.template]
-    a_count, b_count = (high - low + 1 for low, high in (problems.a, problems.b))
-    pairs = a_count * b_count
-    if problems.count > pairs:
-        raise DatasetError(
-            f"{problems.count} arithmetic tasks were asked for, and the operand ranges hold only "
-            f"{pairs} unique pairs: widen them, or ask for fewer tasks"
-        )
-    chosen = random.Random(seed).sample(range(pairs), problems.count)
-    return Taskset(
-        f"arithmetic-{seed}",
-        [
-            template(a=problems.a[0] + index // b_count, b=problems.b[0] + index % b_count)
-            for index in chosen
-        ],
-    )
 
 
 def split(
@@ -106,6 +68,13 @@ def split(
         )
     random.Random(seed).shuffle(tasks)
     return tasks[:training], tasks[training:needed]
+
+
+def _made(function: Entrypoint, count: int, seed: int) -> Taskset:
+    found = call(function, count, seed)
+    if not isinstance(found, Taskset):
+        raise DatasetError(f"{function.name} returned {type(found).__name__}, not a Taskset")
+    return found
 
 
 def _from_file(path: str) -> Taskset:

@@ -8,7 +8,8 @@ import random
 from typing import Any
 
 from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
-from everburn.grading import final_integer
+from examples.arithmetic.grading import final_integer
+from examples.arithmetic.sums import held_out_pairs, training_pairs
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
@@ -26,8 +27,6 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 def sums(count: int, held_out: bool = False) -> list[dict[str, Any]]:
     """Two-digit sums; the base model's demonstrations hold none of those that are held out."""
-    from everburn.emulator.models.sums import held_out_pairs, training_pairs
-
     pairs = held_out_pairs() if held_out else training_pairs()
     chosen = random.Random(0).sample(pairs, count)
     return [{"a": a, "operator": "+", "b": b} for a, b in chosen]

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
+from examples.arithmetic.sums import held_out_pairs, problem, training_pairs
 from examples.deepmath.grading import Grader, UndecidedError, last_boxed
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -46,8 +47,6 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 def small_rows(count: int, held_out: bool = False) -> list[dict[str, Any]]:
     """Rows for the emulator's base model: sums of two numbers, whose truth is written in several
     ways, so that each judge has something to do."""
-    from everburn.emulator.models.sums import held_out_pairs, problem, training_pairs
-
     pairs = random.Random(1).sample(held_out_pairs() if held_out else training_pairs(), count)
     written = ("{}", "{}.0", r"\text{{{}}}", "${}$")
     return [

@@ -13,14 +13,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from everburn.emulator.models import base_model, sums
-from everburn.emulator.models.base_model import ARITHMETIC, TINY, UnknownBaseModel
+from everburn.emulator.models import base_model
+from everburn.emulator.models.base_model import TINY, UnknownBaseModel
 from everburn.emulator.models.vocabulary import Vocabulary
+from examples.arithmetic import sums
 from support import recipes
 
 BUDGET = 10
 PATIENCE = 120.0
 """Seconds for a process that has torch to import, beside others that do."""
+
+RECIPE = "examples.arithmetic.base_model:recipe"
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_a_model_whose_making_fails_leaves_nothing(
 
 
 def test_an_unknown_name_lists_those_there_are(cache: Path) -> None:
-    with pytest.raises(UnknownBaseModel, match=rf"unknown base model 'none'.*{ARITHMETIC}"):
+    with pytest.raises(UnknownBaseModel, match=rf"unknown base model 'none'.*{TINY}"):
         base_model.ensure("none")
     with pytest.raises(UnknownBaseModel):
         base_model.tokenizer_path("none")
@@ -142,7 +145,7 @@ def test_a_name_that_is_no_recipe_is_refused(cache: Path, name: str, problem: st
 def test_a_rollout_worker_needs_no_torch_for_its_tokenizer(cache: Path) -> None:
     code = (
         "import sys; from everburn.emulator import base_model; "
-        f"base_model.tokenizer_path({ARITHMETIC!r}); print('torch' in sys.modules)"
+        "base_model.tokenizer_path({RECIPE!r}); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from everburn.emulator.models import arithmetic, sums
 from everburn.emulator.models.recipe import Demonstration
+from examples.arithmetic import base_model, sums
 from support.recipes import greeting
 
 
@@ -35,7 +35,7 @@ def test_the_identity_changes_with_the_recipe(change: dict) -> None:
 
 def test_sums_that_are_held_out_are_in_no_demonstration() -> None:
     held_out = {sums.problem(pair) for pair in sums.held_out_pairs()}
-    shown = list(islice(arithmetic.recipe().stream(), 16_000))
+    shown = list(islice(base_model.recipe().stream(), 16_000))
     assert held_out.isdisjoint(problem for (problem, _), _ in shown)
     assert len({problem for (problem, _), _ in shown}) == 8100 - 512
     assert all(learned for _, (_, learned) in shown)

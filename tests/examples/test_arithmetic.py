@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from everburn.emulator.models import base_model
+from everburn.emulator.models.base_model import TINY, tokenizer_path
 from examples.arithmetic.task import expected, grade_final_integer, products, render, sums
 from support.answers import READABLE, RIGHT, UNREADABLE
 
@@ -53,11 +53,13 @@ def test_products_of_two_sets_are_disjoint_and_always_the_same() -> None:
 
 
 def test_a_plain_model_gets_plain_text_and_a_chat_model_its_template() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(base_model.tokenizer_path(base_model.ARITHMETIC))
+    tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer_path("examples.arithmetic.base_model:recipe")
+    )
     row = {"a": 47, "operator": "+", "b": 85}
     assert tokenizer.decode(render(tokenizer, row)) == "47+85="
 
-    tokenizer = AutoTokenizer.from_pretrained(base_model.tokenizer_path(base_model.TINY))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path(TINY))
     tokenizer.chat_template = "{{ messages[0].content }}?"
     assert "hat is 47 + 85?" in tokenizer.decode(render(tokenizer, row))
 

@@ -18,7 +18,7 @@ from everburn.rollouts.sandboxes import Resources
 from everburn.usercode.entrypoints import EntrypointError
 from support.hud_runs import ENV, Runs, a_task
 
-FACTORY = "everburn.hud.arithmetic:environment"
+FACTORY = "examples.arithmetic.hud_environment:environment"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_placement_that_cannot_be_is_refused(
 
 def test_a_function_that_does_not_exist_is_refused(resources: Resources) -> None:
     with pytest.raises(EntrypointError, match="nothing_here"):
-        place(resources, environment="everburn.hud.arithmetic:nothing_here")
+        place(resources, environment="examples.arithmetic.hud_environment:nothing_here")
 
 
 def test_the_platform_needs_a_key(resources: Resources) -> None:

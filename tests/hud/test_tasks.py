@@ -12,7 +12,12 @@ from everburn.hud.tasks import rows
 from everburn.rollouts.dataset import DatasetError
 from support.hud_runs import COUNTING
 
-PRODUCTS = {"template": "multiply", "a": [10, 99], "b": [10, 99]}
+
+def arithmetic(**kwargs: Any) -> dict[str, Any]:
+    return {"name": "examples.arithmetic.hud_environment:tasks", "kwargs": kwargs}
+
+
+PRODUCTS = arithmetic(template="multiply", a=[10, 99], b=[10, 99])
 
 
 def parts(**source: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -21,23 +26,23 @@ def parts(**source: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def test_bundled_tasks_are_disjoint_unique_and_always_the_same() -> None:
-    training, held_out = parts(arithmetic=PRODUCTS, training=5, held_out=3, seed=7)
+    training, held_out = parts(function=PRODUCTS, training=5, held_out=3, seed=7)
     assert (len(training), len(held_out)) == (5, 3)
     pairs = {(row["args"]["a"], row["args"]["b"]) for row in training + held_out}
     assert len(pairs) == 8
     assert all(10 <= number <= 99 for pair in pairs for number in pair)
-    assert (training, held_out) == parts(arithmetic=PRODUCTS, training=5, held_out=3, seed=7)
-    assert training != rows(part="training", arithmetic=PRODUCTS, training=5, held_out=3, seed=8)
+    assert (training, held_out) == parts(function=PRODUCTS, training=5, held_out=3, seed=7)
+    assert training != rows(part="training", function=PRODUCTS, training=5, held_out=3, seed=8)
 
 
 def test_all_pairs_can_be_used_and_no_more() -> None:
-    four = {"template": "add", "a": [1, 2], "b": [1, 2]}
-    training, held_out = parts(arithmetic=four, training=3, held_out=1)
+    four = arithmetic(template="add", a=[1, 2], b=[1, 2])
+    training, held_out = parts(function=four, training=3, held_out=1)
     assert len({json.dumps(row["args"]) for row in training + held_out}) == 4
     with pytest.raises(
         DatasetError, match=r"5 arithmetic tasks were asked for.* only 4 unique pairs"
     ):
-        rows(part="training", arithmetic=four, training=5, held_out=0)
+        rows(part="training", function=four, training=5, held_out=0)
 
 
 def test_a_python_file_of_tasks_is_split_after_a_shuffle() -> None:
@@ -107,7 +112,7 @@ def test_exactly_one_source_is_named() -> None:
     with pytest.raises(DatasetError, match="name one source"):
         parts(training=1, held_out=1)
     with pytest.raises(DatasetError, match="name one source"):
-        parts(arithmetic=PRODUCTS, taskset="mine", training=1, held_out=1)
+        parts(function=PRODUCTS, taskset="mine", training=1, held_out=1)
 
 
 def test_a_hosted_set_needs_the_key_and_asks_nobody_without(

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from everburn.emulator.models import arithmetic, sums
 from everburn.emulator.models.recipe import Demonstration, Recipe, Shape
 from everburn.emulator.models.vocabulary import END, PAD
+from examples.arithmetic import base_model as arithmetic
+from examples.arithmetic import sums
 from examples.deepmath.task import small_rows
 from examples.frozen_lake import base_model as frozen_lake
 from examples.multihop_qa import base_model as multihop_qa
@@ -52,7 +53,7 @@ def hasty_reader() -> Recipe:
 
 
 def hasty_adder() -> Recipe:
-    """The main job's, much smaller; it has seen a few sums, and works out every other one."""
+    """That of the sums, likewise: it has seen a few of them, and works out every other one."""
     recipe = _hasty(arithmetic.recipe())
     return replace(recipe, name="hasty-adder", demonstrations=few_sums, cuts=(12,))
 

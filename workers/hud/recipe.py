@@ -19,6 +19,8 @@ from workers.errors import BadInputError
 Backend = Literal["fireworks", "emulator"]
 LossFn = Literal["importance_sampling", "ppo", "cispo"]
 
+ARITHMETIC = "examples.arithmetic.hud_environment"
+"""The bundled tasks and their environment."""
 KEY_ENV = "FIREWORKS_API_KEY"
 OVERHEAD = 60.0
 """Seconds that an environment may take besides sampling, in its turn."""
@@ -67,7 +69,7 @@ FIREWORKS = Profile(
     template="multiply",
 )
 EMULATOR = Profile(
-    base_model="accounts/everburn/models/arithmetic",
+    base_model="examples.arithmetic.base_model:recipe",
     tokenizer_model=None,
     renderer="plain",
     lora_rank=32,
@@ -200,7 +202,8 @@ class HudOptions:
             source = {"tasks_file": str(folder / self.tasks_file)}
         else:
             a, b = [self.min_a, self.max_a], [self.min_b, self.max_b]
-            source = {"arithmetic": {"template": template, "a": a, "b": b}}
+            kwargs = {"template": template, "a": a, "b": b}
+            source = {"function": {"name": f"{ARITHMETIC}:tasks", "kwargs": kwargs}}
         held_out = 0 if self.calibrate else self.eval_tasks
         counts = {"training": self.tasks_per_step, "held_out": held_out, "seed": self.seed}
         return {"part": part} | counts | source
@@ -277,7 +280,7 @@ class HudOptions:
             return {"hosted": True}
         if self.env_path is not None:
             return {"env_path": str(folder / self.env_path)}
-        return {"environment": "everburn.hud.arithmetic:environment"}
+        return {"environment": f"{ARITHMETIC}:environment"}
 
     def _patience(self, rollouts: int) -> float:
         """Seconds that the last of some rollouts may take: it waits for an environment first."""

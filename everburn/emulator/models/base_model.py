@@ -16,20 +16,20 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from everburn.config import Entrypoint
-from everburn.emulator.models import arithmetic, sums
 from everburn.emulator.models.recipe import Progress, Recipe, Shape, make
-from everburn.emulator.models.vocabulary import Vocabulary
+from everburn.emulator.models.vocabulary import END, PAD, Vocabulary
 from everburn.usercode.entrypoints import EntrypointError, call
 
-ARITHMETIC = "accounts/everburn/models/arithmetic"
 TINY = "accounts/everburn/models/tiny"
-NAMES = (ARITHMETIC, TINY)
+NAMES = (TINY,)
 """The emulator's own. Any other base model is named by its recipe: `package.module:function`."""
 
 CACHE_ENV = "EVERBURN_CACHE"
 
 TINY_ALPHABET = (
-    *sums.ALPHABET,
+    PAD,
+    END,
+    *"0123456789+=()",
     *"-*/,.:;?! ",
     *"abcdefghijklmnopqrstuvwxyz",
     *"ABCDEFGHIJKL",
@@ -59,8 +59,6 @@ def recipe_of(name: str) -> Recipe:
     Raises:
         UnknownBaseModel: no such name, or what is named isn't a recipe.
     """
-    if name == ARITHMETIC:
-        return arithmetic.recipe()
     if name == TINY:
         return Recipe(name="tiny", vocabulary=TINY_ALPHABET, shape=TINY_SHAPE, seed=7)
     entrypoint = _entrypoint(name)

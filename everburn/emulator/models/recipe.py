@@ -1,7 +1,7 @@
 """How a base model is made: a small Qwen3, trained on demonstrations.
 
 Owns what a recipe says and the training that follows it. Doesn't own any particular recipe
-(arithmetic.py, the examples), or where models are kept (base_model.py).
+(the examples), or where models are kept (base_model.py).
 """
 
 import hashlib

@@ -105,18 +105,26 @@ def test_a_run_resumes_from_a_checkpoint_by_its_whole_path(tmp_path: Path) -> No
         options(resume_from="state-20").run_file(tmp_path)
 
 
+def arithmetic(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "examples.arithmetic.hud_environment:tasks", "kwargs": kwargs}
+
+
 @pytest.mark.parametrize(
     ("given", "tasks", "environments"),
     [
         (
             {},
-            {"arithmetic": {"template": "multiply", "a": [1000, 9999], "b": [1000, 9999]}},
-            {"environment": "everburn.hud.arithmetic:environment"},
+            {
+                "function": arithmetic(
+                    {"template": "multiply", "a": [1000, 9999], "b": [1000, 9999]}
+                )
+            },
+            {"environment": "examples.arithmetic.hud_environment:environment"},
         ),
         (
             {"backend": "emulator", "min_a": 20},
-            {"arithmetic": {"template": "add", "a": [20, 99], "b": [10, 99]}},
-            {"environment": "everburn.hud.arithmetic:environment"},
+            {"function": arithmetic({"template": "add", "a": [20, 99], "b": [10, 99]})},
+            {"environment": "examples.arithmetic.hud_environment:environment"},
         ),
         (
             {"tasks_file": "mine/tasks.py", "env_path": "/else/env.py"},

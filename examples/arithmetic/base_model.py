@@ -1,4 +1,4 @@
-"""The main job's base model: it can add, but on hard sums it talks until it is cut off.
+"""The emulator's base model for sums: it can add, but on hard sums it talks until it is cut off.
 
 The demonstrations answer properly, or first work out the ones, and then ten tokens aren't enough
 for a sum with a carry: that is what most of those with a carry do, and few others. The model learns
@@ -8,15 +8,15 @@ leaves honest room for RL.
 Measured over four seeds: 50 to 54 s of one core; greedy on the 512 held-out pairs, with a budget of
 ten tokens, 0.539 to 0.541 correct and 235 or 236 at the limit. With a budget of sixteen, or kept
 from working it out, it gets all of them right: what RL has to teach is to answer in time. GRPO in a
-plain torch loop with the numbers of examples/arithmetic, three seeds on each model: 0.994 to 1.0
+plain torch loop with the numbers of run.json, three seeds on each model: 0.994 to 1.0
 with rollouts one version old, 0.975 to 1.0 on-policy.
 """
 
 import random
 from collections.abc import Iterator
 
-from everburn.emulator.models import sums
 from everburn.emulator.models.recipe import Demonstration, Recipe, Shape
+from examples.arithmetic import sums
 
 BATCH = 64
 PROBLEM = len(sums.problem((10, 10)))

@@ -5,8 +5,8 @@ from hud.agents.base import Agent
 from hud.eval import LocalRuntime, rollout
 from hud.eval.run import Run
 
-from everburn.hud.arithmetic import environment, grade_final_integer
 from everburn.hud.rollouts import failure_of
+from examples.arithmetic.hud_environment import environment, grade_final_integer
 from support.answers import READABLE, RIGHT, UNREADABLE
 
 

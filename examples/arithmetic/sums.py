@@ -1,8 +1,8 @@
-"""Sums of two-digit numbers: the task of the main job's base model.
+"""Sums of two-digit numbers: the task of this example's base model.
 
 Owns the alphabet, the form of a problem (`47+85=`, answered by `132` and a newline), and the split
-into pairs for training and pairs that are held out from demonstrations and training rows alike. The
-base model (arithmetic.py) and the example (examples/arithmetic) both take them from here.
+into pairs for training and pairs that are held out from demonstrations and training rows alike: the
+base model (base_model.py) and the rows (task.py) both take them from here.
 """
 
 import random
