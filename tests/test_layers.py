@@ -49,11 +49,24 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
-def test_private_modules_stay_in_their_package() -> None:
+def test_what_is_private_stays_in_its_package() -> None:
     foreign = [
-        (a, b)
-        for a, others in GRAPH.items()
-        for b in others
-        if b.rpartition(".")[2].startswith("_") and a.rpartition(".")[0] != b.rpartition(".")[0]
+        (module, name)
+        for module, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for name in (f"{node.module}.{alias.name}" for alias in node.names)
+        if name.startswith(LAYERS) and is_private(name) and not is_beside(module, name)
     ]
     assert foreign == []
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def is_beside(module: str, name: str) -> bool:
+    """Whether the private part of a name is of the module's own package."""
+    parts = name.split(".")
+    first = next(i for i, part in enumerate(parts) if part.startswith("_"))
+    return module.startswith(".".join(parts[:first]).rpartition(".")[0] + ".")

@@ -144,15 +144,15 @@ def test_a_name_that_is_no_recipe_is_refused(cache: Path, name: str, problem: st
 
 def test_a_rollout_worker_needs_no_torch_for_its_tokenizer(cache: Path) -> None:
     code = (
-        "import sys; from everburn.emulator import base_model; "
-        "base_model.tokenizer_path({RECIPE!r}); print('torch' in sys.modules)"
+        "import sys; from everburn.emulator.models import base_model; "
+        f"base_model.tokenizer_path({RECIPE!r}); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
 
 
 ASK_FOR_TINY = f"""
-from everburn.emulator import base_model
+from everburn.emulator.models import base_model
 from everburn.emulator.models.vocabulary import Vocabulary
 write_tokenizer = Vocabulary.write_tokenizer
 

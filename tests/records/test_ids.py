@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everburn.records import ids as refs
+from everburn.records import ids
 from everburn.records.ids import PACKED, GroupKey, decode_groups, encode_groups, group_ranges
 from everburn.scheduling.queue import MAX_GROUPS_PER_SUBMISSION
 from workflows.run.producer import MAX_GROUPS_OUT
@@ -42,7 +42,7 @@ def test_any_set_of_groups_survives(groups: set[GroupKey]):
 
 @given(st.sets(GROUPS, min_size=1))
 def test_any_set_of_groups_survives_being_packed(groups: set[GroupKey]):
-    with mock.patch.object(refs, "READABLE", 0):
+    with mock.patch.object(ids, "READABLE", 0):
         text = encode_groups(list(groups))
     assert text.startswith(PACKED)
     assert decode_groups(text) == sorted(groups, key=lambda group: (group.cursor, group.attempt))

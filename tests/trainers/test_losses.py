@@ -21,7 +21,7 @@ from everburn.records.ledger import AdamParams
 from everburn.rollouts.contract import RolloutSample
 from everburn.trainers.protocol import TrainerRejectedError, TrainerUnfitError
 from everburn.trainers.serverless import ServerlessTrainer, to_sdk
-from everburn.usercode import limits as user_code
+from everburn.usercode import limits
 from support import losses
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config
@@ -207,11 +207,11 @@ async def test_sessions_answer_while_a_python_loss_takes_its_time(
 async def test_a_python_loss_that_never_returns_is_refused_and_the_session_goes_on(
     trainer: ServerlessTrainer, block: losses.Block, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(user_code, "LIMIT", 0.2)
+    monkeypatch.setattr(limits, "LIMIT", 0.2)
     text = r"loss support.losses:blocking: it hasn't returned within 0\.2 s"
     with pytest.raises(TrainerRejectedError, match=text):
         await trainer.forward_backward(DATUMS, own("blocking"), {})
-    monkeypatch.setattr(user_code, "LIMIT", PATIENCE)
+    monkeypatch.setattr(limits, "LIMIT", PATIENCE)
     await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
 
 

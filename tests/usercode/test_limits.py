@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from everburn.trainers.serverless import RESULT_TIMEOUT
-from everburn.usercode import limits as user_code
+from everburn.usercode import limits
 from everburn.usercode.limits import LimitedLoop, UserCodeStuckError, limited
 from workflows.run.session import MUTATION_TIMEOUT
 
@@ -42,11 +42,11 @@ async def test_what_never_returns_is_given_up_and_cancelled(
         finally:
             cancelled.set()
 
-    monkeypatch.setattr(user_code, "LIMIT", 0.1)
+    monkeypatch.setattr(limits, "LIMIT", 0.1)
     with pytest.raises(UserCodeStuckError, match=r"hasn't returned within 0\.1 s"):
         await loop.run(hang)
     assert await asyncio.to_thread(cancelled.wait, 10)
-    monkeypatch.setattr(user_code, "LIMIT", 30.0)
+    monkeypatch.setattr(limits, "LIMIT", 30.0)
     assert await loop.run(answer) == 7
 
 
@@ -56,10 +56,10 @@ async def test_another_loop_takes_the_place_of_one_that_is_blocked(
     async def block() -> None:
         free.wait(60)
 
-    monkeypatch.setattr(user_code, "LIMIT", 0.1)
+    monkeypatch.setattr(limits, "LIMIT", 0.1)
     with pytest.raises(UserCodeStuckError):
         await loop.run(block)
-    monkeypatch.setattr(user_code, "LIMIT", 30.0)
+    monkeypatch.setattr(limits, "LIMIT", 30.0)
     assert await loop.run(answer) == 7
 
 
@@ -82,4 +82,4 @@ async def test_a_timeout_of_its_own_is_an_error_like_others() -> None:
 
 def test_the_function_is_given_up_before_its_activity_is() -> None:
     """Else the lease would be lost, and nobody would know by what."""
-    assert MUTATION_TIMEOUT.total_seconds() > RESULT_TIMEOUT + user_code.LIMIT
+    assert MUTATION_TIMEOUT.total_seconds() > RESULT_TIMEOUT + limits.LIMIT

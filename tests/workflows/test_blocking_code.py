@@ -10,14 +10,13 @@ import pytest
 from activities.runners import LOAD_TIMEOUT
 from everburn.rollouts.runner import STORE_PATIENCE
 from everburn.rollouts.sandboxes import END_TIMEOUT
-from everburn.usercode import loop as user_loop
+from everburn.usercode import loop
 from everburn.usercode.loop import GRACE
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import until
 from workers import processes
-from workflows.children import prompt_group
-from workflows.children import retries as attempts
+from workflows.children import prompt_group, retries
 
 DEADLINE = 2.0
 BEGINS = 0.5
@@ -41,9 +40,9 @@ async def test_code_that_blocks_late_counts_for_its_completion_and_for_none_besi
         monkeypatch.setattr(module, "ROLLOUT_QUEUE", QUEUE)
     monkeypatch.setattr(processes, "GRACE", timedelta(seconds=0.1))
     monkeypatch.setattr(prompt_group, "OVERTIME", timedelta(seconds=0.1))
-    monkeypatch.setattr(attempts, "MAX_FAILURES", 1)
-    monkeypatch.setattr(user_loop, "GRACE", 0.2)
-    monkeypatch.setattr(user_loop, "TICK", 0.2)
+    monkeypatch.setattr(retries, "MAX_FAILURES", 1)
+    monkeypatch.setattr(loop, "GRACE", 0.2)
+    monkeypatch.setattr(loop, "TICK", 0.2)
     script = Script()
 
     async def play(draw: Draw) -> float:

@@ -13,15 +13,14 @@ from everburn.rollouts.failures import SnapshotGoneError
 from support.farm import Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows.children import evaluation
-from workflows.children import retries as attempts
+from workflows.children import evaluation, retries
 
 HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
 
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
+    monkeypatch.setattr(retries, "BACKOFF", (0.01,))
 
 
 def evaluated(run: Run, version: int = 0) -> list[int]:
@@ -187,7 +186,7 @@ async def test_an_evaluation_function_is_begun_again_after_a_recoverable_failure
 async def test_an_evaluation_that_finds_no_worker_says_what_it_waited_for(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(attempts, "BACKOFF", (3600,))
+    monkeypatch.setattr(retries, "BACKOFF", (3600,))
 
     async def play(draw: Draw) -> float:
         if draw.evaluation and draw.version == 0:

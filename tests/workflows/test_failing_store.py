@@ -12,16 +12,15 @@ from everburn.learning.batch import Batch
 from everburn.records import run_folder, store
 from everburn.records.run_folder import Owner
 from everburn.records.store import ArtifactStore, StoreError
-from everburn.rollouts import runner as rollout_runner
+from everburn.rollouts import runner
 from everburn.trainers.protocol import TrainerStateLostError
 from support.failing_disk import FailingDisk
 from support.farm import Farm, Run, Start
 from support.script import Script
 from support.waiting import until
-from workflows.children import retries as attempts
+from workflows.children import retries
 from workflows.messages import StopRequest
-from workflows.run import recorder as records
-from workflows.run import recovery
+from workflows.run import recorder, recovery
 from workflows.run.train_run import TrainRun
 
 HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
@@ -36,7 +35,7 @@ def prepare(batch: Batch) -> list[list[list[float]]]:
 def no_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file where the runs' folders should be; it is asked again at once."""
     quick = RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=10))
-    monkeypatch.setattr(records, "CREATE_ATTEMPTS", quick)
+    monkeypatch.setattr(recorder, "CREATE_ATTEMPTS", quick)
     monkeypatch.setattr(recovery, "BACKOFF", (0.1,))
     volume = tmp_path / "volume"
     volume.write_text("not mounted")
@@ -161,7 +160,7 @@ async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
 async def test_one_that_fails_under_rollouts_has_nothing_sampled_twice(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
+    monkeypatch.setattr(retries, "BACKOFF", (0.01,))
     kinds = {"rollout": "*/rollouts/*.parquet", "evaluate_shard": "*/evaluations/*/row-*"}
     disks = [FailingDisk(kind, pattern, reads=False) for kind, pattern in kinds.items()]
     for disk in disks:
@@ -176,9 +175,9 @@ async def test_one_that_fails_for_longer_counts_for_no_rollout(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """Whatever an attempt reads or writes: what fails but once would be counted here."""
-    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
-    monkeypatch.setattr(attempts, "MAX_FAILURES", 1)
-    monkeypatch.setattr(rollout_runner, "STORE_PATIENCE", -3600.0)
+    monkeypatch.setattr(retries, "BACKOFF", (0.01,))
+    monkeypatch.setattr(retries, "MAX_FAILURES", 1)
+    monkeypatch.setattr(runner, "STORE_PATIENCE", -3600.0)
     monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
     disks = [FailingDisk("rollout"), FailingDisk("evaluate_shard")]
     for disk in disks:

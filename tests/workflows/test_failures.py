@@ -14,7 +14,7 @@ from everburn.usercode.entrypoints import EntrypointError
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
-from workflows.children import retries as attempts
+from workflows.children import retries
 from workflows.children.retries import BACKOFF
 from workflows.run import watchdog
 from workflows.run.train_run import TrainRun
@@ -22,7 +22,7 @@ from workflows.run.train_run import TrainRun
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
+    monkeypatch.setattr(retries, "BACKOFF", (0.01,))
 
 
 ASLEEP = "RecoverableRolloutError: the judge of row 0 is asleep"
@@ -51,7 +51,7 @@ async def test_a_missing_snapshot_is_never_a_failure(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """However long a recovery takes: it is tried more often than after any other loss."""
-    monkeypatch.setattr(attempts, "MAX_LOSSES", 2)
+    monkeypatch.setattr(retries, "MAX_LOSSES", 2)
 
     async def play(draw: Draw) -> float:
         if draw.tries < 4:
@@ -71,7 +71,7 @@ async def test_a_worker_without_the_runs_code_counts_for_nothing(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """It is idle, takes what the busy ones can't, and hands it back, again and again."""
-    monkeypatch.setattr(attempts, "MAX_LOSSES", 2)
+    monkeypatch.setattr(retries, "MAX_LOSSES", 2)
 
     async def play(draw: Draw) -> float:
         if draw.tries < 4:
@@ -92,7 +92,7 @@ async def test_one_that_unfit_workers_are_handed_by_chance_is_soon_begun_again(
     """Beside one fit worker eight in a row are no rare bad luck: they are over in seconds, not in
     three minutes. Where no worker has the code, waits come to a minute all the same."""
     scale = 1000
-    monkeypatch.setattr(attempts, "BACKOFF", [seconds / scale for seconds in BACKOFF])
+    monkeypatch.setattr(retries, "BACKOFF", [seconds / scale for seconds in BACKOFF])
 
     async def play(draw: Draw) -> float:
         if draw.completion == 0 and draw.tries < 20:
@@ -115,7 +115,7 @@ async def test_one_that_unfit_workers_are_handed_by_chance_is_soon_begun_again(
 async def test_a_group_says_that_it_waits_for_a_worker_with_its_code(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(attempts, "BACKOFF", (3600,))
+    monkeypatch.setattr(retries, "BACKOFF", (3600,))
 
     async def play(draw: Draw) -> float:
         raise EntrypointError("no module named 'my_task' on worker 17@there")

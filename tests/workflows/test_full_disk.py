@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from temporalio.common import RetryPolicy
 
-from everburn.rollouts import runner as rollout_runner
+from everburn.rollouts import runner
 from support.farm import Start
 from support.full_disk import FullDisk
 from support.script import Draw, Script
-from workflows.children import retries as attempts
+from workflows.children import retries
 from workflows.run import train_run
 
 TIMES = 10
@@ -64,8 +64,8 @@ async def test_a_full_disk_is_waited_for(
 async def test_a_rollout_that_finds_no_space_within_its_time_counts_for_nothing(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(attempts, "BACKOFF", (0.01,))
-    monkeypatch.setattr(rollout_runner, "STORE_PATIENCE", -1.0)
+    monkeypatch.setattr(retries, "BACKOFF", (0.01,))
+    monkeypatch.setattr(runner, "STORE_PATIENCE", -1.0)
     disk = FullDisk("rollouts/row-000000.0/completion-1.parquet", TIMES)
     disk.install(monkeypatch)
     run = await start_tuned(

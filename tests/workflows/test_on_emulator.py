@@ -17,7 +17,7 @@ from everburn.records.run_folder import stored_config
 from everburn.records.verification import Verified, verify
 from everburn.trainers.protocol import Snapshot
 from everburn.trainers.serverless import ServerlessTrainer
-from everburn.usercode import limits as user_code
+from everburn.usercode import limits
 from support import losses, tiny_turns
 from support.emulator import RunningEmulator
 from support.farm import Run, Start
@@ -102,7 +102,7 @@ async def test_a_python_loss_that_never_returns_ends_its_run_by_name_and_no_othe
 ):
     block = losses.Block()
     monkeypatch.setattr(losses, "block", block)
-    monkeypatch.setattr(user_code, "LIMIT", 1.0)
+    monkeypatch.setattr(limits, "LIMIT", 1.0)
     own = tiny_turns.fields(emulator.base_url, loss={"name": "support.losses:blocking"})
     run = await start(Script(), rows=2, **own)
     await until(block.begun.is_set)

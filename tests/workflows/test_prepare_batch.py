@@ -8,10 +8,10 @@ import pytest
 
 from activities import trainer
 from everburn.learning.batch import Batch
-from everburn.records import ids as refs
+from everburn.records import ids
 from everburn.records.ids import PACKED
 from everburn.trainers.protocol import TrainerStateLostError
-from everburn.usercode import limits as user_code
+from everburn.usercode import limits
 from support.farm import Start
 from support.script import Draw, Script
 from support.waiting import PATIENCE, Gate, until
@@ -82,7 +82,7 @@ async def test_a_sealed_batch_is_prepared_before_anything_is_sent(start: Start):
 async def test_a_batch_that_travels_packed_is_readable_in_the_ledger(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(refs, "READABLE", 0)
+    monkeypatch.setattr(ids, "READABLE", 0)
     run = await start_tuned(Script(equal, prepare=ByTurns()), rows=2, prompt_groups_per_step=2)
     await run.result()
     events = (await run.handle.fetch_history()).events
@@ -171,11 +171,11 @@ async def test_a_function_that_never_returns_ends_its_run_by_name_and_no_other(
             free.wait(60)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(user_code, "LIMIT", 1.0)
+    monkeypatch.setattr(limits, "LIMIT", 1.0)
     run = await start(Script(equal, prepare=stuck), rows=1)
     await until(begun.is_set)
     try:
-        monkeypatch.setattr(user_code, "LIMIT", PATIENCE)
+        monkeypatch.setattr(limits, "LIMIT", PATIENCE)
         other = await start(Script(equal, prepare=ByTurns()), rows=1)
         await other.result()
         failure = await run.failure()

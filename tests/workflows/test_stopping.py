@@ -18,8 +18,7 @@ from support.script import Draw, Script
 from support.waiting import Gate, until
 from workflows.children import evaluation, prompt_group, trainer_lease
 from workflows.messages import StopRequest
-from workflows.run import recovery
-from workflows.run import session as trainer_session
+from workflows.run import recovery, session
 from workflows.run.train_run import TrainRun
 
 
@@ -184,7 +183,7 @@ async def test_cancelling_a_run_that_waits_for_a_trainer_takes_seconds(
 ):
     """Also where the session doesn't come at all: the worker that opens it is told."""
     monkeypatch.setattr(trainer_lease, "ACQUIRE_HEARTBEAT", timedelta(seconds=1))
-    monkeypatch.setattr(trainer_session, "RELEASE_TIMEOUT", timedelta(minutes=5))
+    monkeypatch.setattr(session, "RELEASE_TIMEOUT", timedelta(minutes=5))
     script = Script()
     opening = script.trainer.hold("open")
     run = await start_tuned(script, rows=1)

@@ -12,7 +12,7 @@ from rich.console import Console
 from temporalio.client import Client
 
 from support.waiting import until
-from workers.cli import run as launch
+from workers.cli import run
 from workers.cli.run_file import load_run_file
 from workers.connection import Server
 from workflows.run.train_run import TrainRun
@@ -29,17 +29,17 @@ VALUES = {
 async def test_a_run_that_no_orchestrator_serves_is_told(
     tmp_path: Path, temporal_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "SILENCE_LIMIT", 0.1)
-    monkeypatch.setattr(launch, "REFRESH", 0.1)
-    monkeypatch.setattr(launch, "QUERY_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(run, "SILENCE_LIMIT", 0.1)
+    monkeypatch.setattr(run, "REFRESH", 0.1)
+    monkeypatch.setattr(run, "QUERY_TIMEOUT", timedelta(seconds=0.2))
     (tmp_path / "run.json").write_text(json.dumps(VALUES))
     file = load_run_file(tmp_path / "run.json", [], tmp_path)
     client = await Client.connect(temporal_server)
     run_id = f"unserved-{uuid.uuid4().hex[:8]}"
     handle = await client.start_workflow(TrainRun.run, {}, id=run_id, task_queue="of-nobody")
     output = io.StringIO()
-    order = launch.Launch(file, run_id, Server(temporal_server), follows=True)
-    following = asyncio.create_task(launch.launch(order, Console(file=output)))
+    order = run.Launch(file, run_id, Server(temporal_server), follows=True)
+    following = asyncio.create_task(run.launch(order, Console(file=output)))
     missing = f"`everburn worker orchestrator --address {temporal_server}`"
 
     await until(lambda: missing in output.getvalue(), output.getvalue)

@@ -13,7 +13,7 @@ from everburn.records.store import ArtifactStore
 from everburn.rollouts.evaluation import AFTER_KEY, EvaluationReport, EvaluationSample
 from support.sessions import ADAM
 from workers.errors import BadInputError, UserError
-from workers.hud import cli as hud_cli
+from workers.hud import cli
 from workers.hud.files import FilesBeside, RecipeFiles
 from workers.hud.recipe import HudOptions
 from workflows.messages import RolloutsFailed
@@ -79,7 +79,7 @@ def test_files_that_cannot_be_made_anew_are_told_without_a_traceback(tmp_path: P
     metrics.unlink()
     metrics.mkdir()
     with pytest.raises(UserError, match=f"the files in {tmp_path / 'out'} can't be written: "):
-        hud_cli.files(tmp_path / "out")
+        cli.files(tmp_path / "out")
 
 
 def test_hud_keeps_its_record_to_the_runs_folder(tmp_path: Path) -> None:
