@@ -1,11 +1,10 @@
-"""The one thread that touches torch, shared by training and sampling.
+"""The one thread that runs torch, shared by training and sampling.
 
-A small model is faster on one torch thread than on two, and one thread makes gradients
-independent of what else is going on. Training work is a generator that yields every few tens of
-milliseconds; between its slices sampling gets as much time as the slice took, so neither starves
-the other. Without training, sampling runs freely, and the other way round.
+A small model is faster on one torch thread than on two, and one thread makes gradients independent
+of load. Training work yields every few tens of milliseconds; sampling then gets as much time as the
+slice took, so neither starves the other.
 
-Owns scheduling and nothing of what is scheduled. The public methods may be called from any thread.
+Owns scheduling only. The public methods may be called from any thread.
 """
 
 import logging
@@ -13,20 +12,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from everburn.emulator.sampling.sampler import Batch, Sampler, Ticket
+from everburn.emulator.sampling.sampler import Batch, Sampler, Ticket, uncancellable_future
 
 T = TypeVar("T")
 Work = Generator[None, None, T]
-"""A computation in slices; its return value is its result."""
+"""A computation in slices."""
 
 STOP_SECONDS = 5.0
-"""How long `stop` waits for a slice to end. Only making a base model takes longer, and that need
-not be waited for: the thread is a daemon.
+"""How long `stop` waits for the current slice. Only making a base model takes longer; it dies with
+the process, since the thread is a daemon.
 """
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Job:
     work: Work[Any]
-    done: Callable[[Any, Exception | None], None]
+    result: Future[Any]
 
 
 class ComputeThread:
@@ -51,35 +51,34 @@ class ComputeThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current slice, abandoning what is queued."""
+        """Stop after the current slice. Queued work is abandoned."""
         self._stopping = True
         self._wake.set()
         self._thread.join(STOP_SECONDS)
 
-    def submit(self, work: Work[T], done: Callable[[T | None, Exception | None], None]) -> None:
-        """Run `work` to its end; `done(result, error)` is called on the compute thread.
-
-        Works take turns slice by slice: two that must not interleave must not be queued together.
-        """
-        self._post(lambda: self._jobs.append(_Job(work, done)))
+    def submit(self, work: Work[T]) -> Future[T]:
+        """Run `work`. Works interleave slice by slice: submit only works that may."""
+        result: Future[T] = uncancellable_future()
+        self._post(lambda: self._jobs.append(_Job(work, result)))
+        return result
 
     def sample(self, key: Hashable, open_batch: Callable[[], Batch], ticket: Ticket) -> None:
-        """Queue a sampling request for the weights that `key` names (see `Sampler.add`)."""
+        """See `Sampler.add`."""
 
         def add() -> None:
             try:
                 self._sampler.add(key, open_batch, ticket)
             except Exception as error:
-                _fail(ticket, error)
+                ticket.completion.set_exception(error)
 
         self._post(add)
 
     def forget(self, key: Hashable, error: Exception) -> None:
-        """Drop the weights that `key` names; requests that use them fail with `error`."""
+        """Drop the weights that `key` names. Their requests fail with `error`."""
 
         def drop() -> None:
             for ticket in self._sampler.forget(key):
-                _fail(ticket, error)
+                ticket.completion.set_exception(error)
 
         self._post(drop)
 
@@ -91,17 +90,18 @@ class ComputeThread:
         torch.set_num_threads(1)
         while not self._stopping:
             self._wake.clear()
-            self._open_inbox()
+            self._drain_inbox()
             if self._jobs:
                 began = time.perf_counter()
                 self._train_slice()
-                self._sample(until=time.perf_counter() + (time.perf_counter() - began))
+                ended = time.perf_counter()
+                self._sample(until=ended + (ended - began))
             elif self._sampler.busy:
                 self._sampler_step()
             elif not self._inbox:
                 self._wake.wait()
 
-    def _open_inbox(self) -> None:
+    def _drain_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
 
@@ -110,24 +110,19 @@ class ComputeThread:
         try:
             next(job.work)
         except StopIteration as stop:
-            job.done(stop.value, None)
+            job.result.set_result(stop.value)
         except Exception as error:
-            job.done(None, error)
+            job.result.set_exception(error)
         else:
             self._jobs.append(job)
 
     def _sample(self, until: float) -> None:
         while self._sampler.busy and time.perf_counter() < until:
             self._sampler_step()
-            self._open_inbox()
+            self._drain_inbox()
 
     def _sampler_step(self) -> None:
         for key, error in self._sampler.step():
             log.error("a sampling batch failed", exc_info=error)
             for ticket in self._sampler.forget(key):
-                _fail(ticket, error)
-
-
-def _fail(ticket: Ticket, error: Exception) -> None:
-    ticket.error = error
-    ticket.done(ticket)
+                ticket.completion.set_exception(error)

@@ -1,13 +1,9 @@
-"""Every way in which the emulator says no, and how each reaches a client.
+"""The emulator's errors and how each reaches a client.
 
-A training operation is submitted, then its result is fetched. What is wrong with the *content* of
-an operation (its data, its checkpoint reference, its numbers) is a **result**: the SDK raises
-`RequestFailedError` with the message, and the client stays usable. What is wrong with the
-*address* of a request (unknown session, model, snapshot) is an **HTTP status**: at submission a
-4xx makes the SDK's client refuse all further work, which is right, since there is nothing left to
-talk to.
-
-Owns the classes and their two JSON shapes. Does not own when they are raised.
+An error in the content of a training operation (data, checkpoint reference, numbers) is returned as
+its result: the SDK raises `RequestFailedError`, and the client stays usable. An error in the
+address of a request (unknown session, model, snapshot) is an HTTP status: after a 4xx at submission
+the SDK's client refuses all further work, as it should, since its model is gone.
 """
 
 from typing import Any, ClassVar, Literal
@@ -19,15 +15,14 @@ class EmulatorError(Exception):
     """Base of all errors with a defined shape on the wire."""
 
     status: ClassVar[int] = 500
-    """HTTP status when it answers a request directly."""
     code: ClassVar[str] = "INTERNAL"
-    """The gateway's code beside that status."""
+    """The gateway's code."""
     category: ClassVar[Category] = "server"
-    """Category when it is the result of a training operation."""
+    """In the result of a training operation."""
 
 
 class InvalidInput(EmulatorError):
-    """The request's content can't be used: shape, length, range, name or setting."""
+    """Invalid content: shape, length, range, name or setting."""
 
     status = 400
     code = "INVALID_ARGUMENT"
@@ -35,7 +30,7 @@ class InvalidInput(EmulatorError):
 
 
 class NonFinite(InvalidInput):
-    """A number that came in, or would have come out, is NaN or infinite."""
+    """An input or a result is NaN or infinite."""
 
 
 class ContextExceeded(InvalidInput):
@@ -43,14 +38,14 @@ class ContextExceeded(InvalidInput):
 
 
 class CheckpointNotFound(InvalidInput):
-    """No checkpoint answers to the reference."""
+    """No checkpoint has this reference."""
 
     status = 404
     code = "NOT_FOUND"
 
 
 class CheckpointMismatch(InvalidInput):
-    """The checkpoint belongs to another kind of model than the one that loads it."""
+    """The checkpoint doesn't fit the model that loads it."""
 
 
 class NameTaken(InvalidInput):
@@ -58,11 +53,11 @@ class NameTaken(InvalidInput):
 
 
 class UnsupportedOperation(InvalidInput):
-    """The model, as it was created, can't do this."""
+    """A model of this kind doesn't support the operation."""
 
 
 class NotFound(EmulatorError):
-    """Unknown session, model, snapshot or request: never existed, or lost in a restart."""
+    """Unknown session, model, snapshot or request, possibly lost in a restart."""
 
     status = 404
     code = "NOT_FOUND"
@@ -70,7 +65,7 @@ class NotFound(EmulatorError):
 
 
 class AlreadyExists(EmulatorError):
-    """A resource of this id exists, or existed: ids of deleted trainer jobs stay taken."""
+    """The id is taken; ids of deleted trainer jobs stay taken."""
 
     status = 409
     code = "ALREADY_EXISTS"
@@ -78,30 +73,29 @@ class AlreadyExists(EmulatorError):
 
 
 class NotReady(EmulatorError):
-    """A deployment that loads weights, or has no replica, can't answer yet."""
+    """The deployment is loading weights or has no replica."""
 
     status = 425
     code = "TOO_EARLY"
 
 
 class SessionExpired(EmulatorError):
-    """The session existed and is gone, with everything it held."""
+    """The session has ended, with everything it held."""
 
     status = 410
     code = "SESSION_EXPIRED"
 
 
 class SequenceBroken(EmulatorError):
-    """An earlier operation of this model never arrived, so later ones can't run in order."""
+    """An earlier operation of this model never arrived, so later ones can't run."""
 
 
 def http_body(error: EmulatorError) -> dict[str, Any]:
-    """The JSON body of an error response, in the gateway's envelope."""
     return {"error": {"message": str(error), "type": type(error).__name__, "code": error.code}}
 
 
 def failed_result(error: Exception) -> dict[str, Any]:
-    """The JSON result of a training operation that failed, by an error of any kind."""
+    """The JSON result of a failed training operation."""
     if isinstance(error, EmulatorError):
         message, category = str(error), error.category
     else:

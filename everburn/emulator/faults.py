@@ -1,8 +1,7 @@
-"""Faults on purpose: what a network, a gateway and a trainer do to a client on a bad day.
+"""Fault injection: failures of the network, the gateway and the trainer, on request.
 
-An ASGI wrapper around the whole application, present only with --enable-faults, so the normal
-path knows nothing of it. Owns the plan of faults and how each is carried out; the routes to plan
-them are in `emulator/http/admin.py`.
+An ASGI middleware around the whole application, present only with --enable-faults. Owns planned
+faults and how each is injected. Doesn't own the routes that plan them (http/admin.py).
 """
 
 import asyncio
@@ -13,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everburn.emulator.errors import EmulatorError, InvalidInput
 from everburn.emulator.http import wire
 from everburn.emulator.service import Emulator
+from everburn.emulator.sessions import Model
 from everburn.emulator.training import operations
 
 FaultKind = Literal[
@@ -40,23 +41,22 @@ class Fault:
 
     operation: str
     """Last part of the path: optim_step, retrieve_future, ...; `sample` for completions, `promote`
-    for promotions, `hot_load_status` for GET hot_load. preempt_job takes the operations of a
-    dedicated job, and the kinds of hotload take hot_load."""
+    for promotions, `hot_load_status` for GET hot_load. preempt_job needs an operation of a
+    dedicated job, the hotload kinds need hot_load."""
     kind: FaultKind
     status: int = 503
-    """Of kind status: what is answered."""
     message: str = ""
-    """Of kind status: added to the error's text."""
+    """For kind status: appended to the error's text."""
     retry_after: int | None = None
-    """Of kind status: seconds, as the answer's Retry-After header."""
+    """For kind status: the Retry-After header, in seconds."""
     seconds: float = 1.0
-    """Of kind delay: how long the request waits before it is applied."""
+    """For kind delay: time before the request is handled."""
     applied: bool = False
-    """Of kinds drop and status: whether the request takes effect before it is answered wrongly."""
+    """For kinds drop, status and malformed: handle the request before answering wrongly."""
     after: int = 0
-    """Matching requests to let pass first."""
+    """Number of matching requests to let pass first."""
     count: int = 1
-    """Matching requests to hit after that."""
+    """Number of matching requests to hit after those."""
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> "Fault":
@@ -79,14 +79,13 @@ class Fault:
 
 
 ADMIN = "/emulator"
-"""Where the routes of emulator/http/admin.py are: what looks at an operation is no request of
-it."""
+"""Prefix of the routes of http/admin.py, which faults never hit."""
 ARRIVALS = 64
-"""Requests of an operation whose times are kept."""
+"""Arrival times kept per operation."""
 
 
 class FaultPlan:
-    """The faults that are still to come, and when requests came."""
+    """Pending faults, and the arrival times of requests."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
@@ -102,11 +101,11 @@ class FaultPlan:
         return list(self._faults)
 
     def arrivals(self, operation: str) -> list[float]:
-        """When the last requests of an operation came, in seconds of a clock that only rises."""
+        """Monotonic arrival times of the last requests of an operation."""
         return list(self._arrivals[operation])
 
     def take(self, operation: str) -> list[Fault]:
-        """The faults that hit a request of `operation`, each used up by one."""
+        """Record a request; returns the faults that hit it and counts them down."""
         self._arrivals[operation].append(time.monotonic())
         hits = []
         for fault in self._faults:
@@ -122,7 +121,7 @@ class FaultPlan:
 
 
 class FaultyApp:
-    """The application, with its planned faults."""
+    """The application with planned faults."""
 
     def __init__(self, app: ASGIApp, emulator: Emulator, plan: FaultPlan) -> None:
         self._app = app
@@ -138,54 +137,63 @@ class FaultyApp:
         raw = await _read(receive)
         receive = _replay(raw, receive)
         for fault in hits:
+            if fault.kind in ("drop", "status", "malformed"):
+                await self._answer(fault, scope, receive, send)
+                return
             try:
-                if await self._inject(fault, raw, scope, receive, send):
-                    return
-            except EmulatorError as error:  # what it was aimed at is gone
+                await self._disturb(fault, scope, raw)
+            except EmulatorError as error:  # the fault's target is gone
                 await wire.refuse(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    async def _inject(
-        self, fault: Fault, raw: bytes, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
-        """Carry out a fault; returns whether the request has been answered by it."""
-        if fault.kind == "delay":
-            await asyncio.sleep(fault.seconds)
-        elif fault.kind == "expire_session":
-            self._emulator.expire(self._session_id(wire.decode(raw)))
-        elif fault.kind == "wipe_gradients":
-            model = self._emulator.sessions.model(wire.text(wire.decode(raw), "model_id"))
-            await self._emulator.compute(operations.at_once(model.engine.wipe_gradients))
-        elif fault.kind == "stale_weights":
-            self._emulator.sessions.model(wire.text(wire.decode(raw), "model_id")).stale = True
-        elif fault.kind == "malformed":
-            await wire.reply(b'{"type": "nonsense", "surprise": [')(scope, receive, send)
-            return True
-        elif fault.kind == "preempt_job":
-            job_id = _job_of(scope)
-            self._emulator.managed.interrupt_job(job_id, "JOB_STATE_PREEMPTED", "preempted")
-        elif fault.kind == "hotload_error":
-            self._emulator.managed.outcomes.append("error")
-        elif fault.kind == "hotload_stuck":
-            self._emulator.managed.outcomes.append("stuck")
-        else:
-            if fault.applied:
-                await self._app(scope, receive, _discard)
-            await (_drop(send) if fault.kind == "drop" else _refuse(fault, scope, receive, send))
-            return True
-        return False
+    async def _answer(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request in place of the application."""
+        if fault.applied:
+            await self._app(scope, receive, _discard)
+        match fault.kind:
+            case "drop":
+                # Promise a body and send none: the server then closes the connection.
+                headers = [(b"content-length", b"1")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            case "malformed":
+                await wire.reply(b'{"type": "nonsense", "surprise": [')(scope, receive, send)
+            case _:
+                await _refusal(fault)(scope, receive, send)
+
+    async def _disturb(self, fault: Fault, scope: Scope, raw: bytes) -> None:
+        """Delay the request or damage the emulator's state before the application handles it."""
+        emulator = self._emulator
+        match fault.kind:
+            case "delay":
+                await asyncio.sleep(fault.seconds)
+            case "expire_session":
+                emulator.expire(self._session_id(wire.decode(raw)))
+            case "wipe_gradients":
+                clear = self._model(wire.decode(raw)).engine.clear_gradients
+                await emulator.compute(operations.single_slice(clear))
+            case "stale_weights":
+                self._model(wire.decode(raw)).stale = True
+            case "preempt_job":
+                emulator.managed.interrupt_job(_job_of(scope), "JOB_STATE_PREEMPTED", "preempted")
+            case "hotload_error":
+                emulator.managed.hotload_faults.append("error")
+            case "hotload_stuck":
+                emulator.managed.hotload_faults.append("stuck")
+
+    def _model(self, body: Mapping[str, Any]) -> Model:
+        return self._emulator.sessions.model(wire.text(body, "model_id"))
 
     def _session_id(self, body: Mapping[str, Any]) -> str:
         if "session_id" in body:
             return wire.text(body, "session_id")
         if "model_id" in body:
-            return self._emulator.sessions.model(wire.text(body, "model_id")).session.session_id
+            return self._model(body).session.session_id
         return wire.text(body, "request_id").partition(".")[0]
 
 
 class InjectedFault(EmulatorError):
-    """Only in the body of a status fault."""
+    """The body of a status fault."""
 
     code = "INJECTED_FAULT"
 
@@ -200,27 +208,19 @@ def _operation(scope: Scope) -> str:
 
 
 def _job_of(scope: Scope) -> str:
-    """The dedicated job whose trainer a request is for. Raises InvalidInput."""
-    _, found, rest = scope["path"].partition("/training/v1/rlorTrainerJobs/")
-    if not found:
-        raise InvalidInput(f"{scope['path']} is no request to a trainer job")
+    _, prefix, rest = scope["path"].partition("/training/v1/rlorTrainerJobs/")
+    if not prefix:
+        raise InvalidInput(f"{scope['path']} is not a request to a trainer job")
     return str(rest.split("/")[1])
 
 
-async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+def _refusal(fault: Fault) -> Response:
     text = f"injected fault: {fault.operation} answers {fault.status} {fault.message}"
     response = wire.refuse(InjectedFault(text.rstrip()))
     response.status_code = fault.status
     if fault.retry_after is not None:
         response.headers["retry-after"] = str(fault.retry_after)
-    await response(scope, receive, send)
-
-
-async def _drop(send: Send) -> None:
-    """Promise a body and don't send it: the server then closes the connection."""
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]}
-    )
+    return response
 
 
 async def _discard(message: Message) -> None:
@@ -238,7 +238,7 @@ async def _read(receive: Receive) -> bytes:
 
 
 def _replay(raw: bytes, receive: Receive) -> Receive:
-    """A receive channel that gives the body once more, then goes on with the real one."""
+    """A receive channel that repeats the body, then continues with `receive`."""
     body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
 
     async def replay() -> Message:

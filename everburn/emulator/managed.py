@@ -1,12 +1,11 @@
-"""The managed surface: trainer jobs, deployments, and the snapshots that go from one to the other.
+"""The managed surface: trainer jobs, deployments, and the exports that deployments load.
 
-Owns which jobs and deployments there are, in which states, and what a deployment serves. A job's
-process dies when the job leaves JOB_STATE_RUNNING, with its sessions and models; what it exported
-for samplers stays in its bucket. Jobs and deployments outlive the emulator, on disk; after a
-restart jobs run again, in new processes, and deployments serve the base model.
+A job's process dies when the job leaves JOB_STATE_RUNNING, with its sessions and models; its
+exports stay in its bucket. Jobs and deployments are kept on disk: after a restart of the emulator
+jobs run in new processes, and deployments serve the base model.
 
-Used on the event loop only. Doesn't own HTTP (emulator/http/managed_routes.py) or computations
-(emulator/training/operations.py).
+Used on the event loop only. Doesn't own HTTP (http/managed_routes.py) or computations
+(training/operations.py).
 """
 
 import asyncio
@@ -38,26 +37,25 @@ RESUMABLE: frozenset[JobState] = frozenset(
 DEFAULT_INACTIVITY = 3600.0
 """Seconds without a request after which a job is cancelled."""
 MAX_INACTIVITY = 3 * 3600.0
-BUCKET_SNAPSHOTS = 16
-"""The newest exports that a bucket keeps."""
+BUCKET_EXPORTS = 16
+"""Exports that a bucket keeps, the newest."""
 PREEMPTION_SECONDS = 0.2
-"""From a preemption until the control plane calls the job failed, and lets it be resumed."""
+"""Time from a preemption until the job counts as failed and can be resumed."""
 
 _RESOURCE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _DURATION = re.compile(r"(\d+(\.\d+)?)s")
 
-Outcome = Literal["loads", "error", "stuck"]
-
 
 def _now() -> float:
-    """Seconds, by a clock that only goes forward: the one of jobs and deployments alike."""
     return time.monotonic()
 
 
 @dataclass
 class Export:
-    """Sampler weights in a bucket. kind: base, delta or merged_base; delta_from: the export that a
-    delta builds on."""
+    """Sampler weights in a bucket.
+
+    kind: base, delta or merged_base. delta_from: identity of the export that a delta builds on.
+    """
 
     identity: str
     snapshot: Snapshot
@@ -70,10 +68,10 @@ Bucket = dict[str, Export]
 
 @dataclass
 class SharedModel:
-    """The one full-parameter model of a trainer whose models share everything."""
+    """The full-parameter model of a trainer whose models share it."""
 
     engine: Engine
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(eq=False)
@@ -83,11 +81,10 @@ class Job:
     state: JobState = "JOB_STATE_PENDING"
     message: str = ""
     runs: list[str] = field(default_factory=list)
-    """`run-<32 hex>` of its models, oldest first: where its checkpoints are."""
-    since: float = field(default_factory=_now)
-    """When the state was entered."""
-    active: float = field(default_factory=_now)
-    """When the last request came."""
+    """`run-<32 hex>` of its models, oldest first: the folders of its checkpoints."""
+    entered: float = field(default_factory=_now)
+    """Time of the last change of state."""
+    last_request: float = field(default_factory=_now)
     bucket: Bucket = field(default_factory=dict)
     shared: SharedModel | None = None
 
@@ -97,13 +94,13 @@ class Job:
 
     @property
     def inactivity(self) -> float:
-        found = _DURATION.fullmatch(str(self.request.get("inactivityTimeout", "")))
-        return float(found[1]) or DEFAULT_INACTIVITY if found else DEFAULT_INACTIVITY
+        match = _DURATION.fullmatch(str(self.request.get("inactivityTimeout", "")))
+        return float(match[1]) or DEFAULT_INACTIVITY if match else DEFAULT_INACTIVITY
 
     def enter(self, state: JobState, message: str = "") -> None:
-        self.state, self.message, self.since = state, message, _now()
+        self.state, self.message, self.entered = state, message, _now()
 
-    def describe(self, account: str) -> dict[str, Any]:
+    def as_json(self, account: str) -> dict[str, Any]:
         status = {"status": {"code": "UNKNOWN", "message": self.message}} if self.message else {}
         name = f"accounts/{account}/rlorTrainerJobs/{self.job_id}"
         return {**self.request, "name": name, "state": self.state, **status}
@@ -113,56 +110,56 @@ class Job:
 class Deployment:
     deployment_id: str
     request: dict[str, Any]
-    since: float = field(default_factory=_now)
+    created: float = field(default_factory=_now)
     bucket: Bucket = field(default_factory=dict)
-    """Used where the deployment, not the trainer, owns the exports."""
+    """Used if the deployment, not the trainer, owns the exports."""
     serving: Export | None = None
     """None: the base model."""
     target: str | None = None
-    """Identity that was asked for last."""
+    """Identity of the last hotload."""
     stage: str = "done"
     error: str = ""
-    arriving: Export | None = None
-    """What replicas load one after the other, each for `load_seconds` since `asked`."""
-    asked: float = 0.0
+    loading: Export | None = None
+    """The export that replicas are loading, one after the other, for `load_seconds` each."""
+    load_started: float = 0.0
     load_seconds: float = 0.0
 
     @property
     def replicas(self) -> int:
         return int(self.request.get("maxReplicaCount", 1))
 
-    def describe(self, account: str, state: str) -> dict[str, Any]:
+    def as_json(self, account: str, state: str) -> dict[str, Any]:
         name = f"accounts/{account}/deployments/{self.deployment_id}"
         return {**self.request, "name": name, "state": state}
 
     def status(self) -> dict[str, Any]:
-        """The answer of GET hot_load."""
-        return {"replicas": [self._described(index) for index in range(self.replicas)]}
+        """The response of GET hot_load."""
+        return {"replicas": [self._replica_status(index) for index in range(self.replicas)]}
 
     def served(self) -> Export | None:
-        """What a request is answered by: the first replica that is ready. Raises NotReady."""
+        """The export of the first replica that is ready. Raises NotReady."""
         for index in range(self.replicas):
             export, ready, _ = self._replica(index)
             if ready or self.stage == "error":
                 return export
         raise NotReady(f"deployment {self.deployment_id} is loading {self.target}")
 
-    def settle(self) -> None:
-        """Notice that the last replica has loaded."""
-        if self.arriving is not None and self._replica(self.replicas - 1)[0] is self.arriving:
-            self.serving, self.arriving = self.arriving, None
+    def finish_load(self) -> None:
+        """End the load once the last replica has loaded."""
+        if self.loading is not None and self._replica(self.replicas - 1)[0] is self.loading:
+            self.serving, self.loading = self.loading, None
 
     def _replica(self, index: int) -> tuple[Export | None, bool, str]:
-        """What a replica has, whether it is ready, and the stage of its load. While it fetches new
-        weights it serves the old ones; for the second half of its time it exchanges them."""
-        if self.arriving is None:
+        """Export, readiness and load stage of a replica. It serves the old weights for the first
+        half of its load, while it fetches the new ones, and isn't ready for the second half."""
+        if self.loading is None:
             return self.serving, self.stage == "done", self.stage
-        age = _now() - self.asked - index * self.load_seconds
+        age = _now() - self.load_started - index * self.load_seconds
         if age >= self.load_seconds:
-            return self.arriving, True, "done"
+            return self.loading, True, "done"
         return self.serving, age < self.load_seconds / 2, "loading"
 
-    def _described(self, index: int) -> dict[str, Any]:
+    def _replica_status(self, index: int) -> dict[str, Any]:
         export, ready, stage = self._replica(index)
         loading = {"stage": stage, "target_snapshot_identity": self.target}
         return {
@@ -173,10 +170,7 @@ class Deployment:
 
 
 class Managed:
-    """All jobs and deployments of the account.
-
-    stop_process: ends the sessions of a job, with everything in its process's memory.
-    """
+    """All jobs and deployments of the account. stop_process: ends the sessions of a job."""
 
     def __init__(self, home: Path, account: str, stop_process: Callable[[str], None]) -> None:
         self._file = home / "managed.json"
@@ -185,13 +179,13 @@ class Managed:
         self._jobs: dict[str, Job] = {}
         self._deployments: dict[str, Deployment] = {}
         self.capacity = True
-        """Without it, jobs that are created or resumed stay pending."""
+        """If False, created and resumed jobs stay pending."""
         self.boot_seconds = 0.0
-        """From capacity to a running job, and from creation to a ready deployment."""
+        """Start time of a job and of a deployment."""
         self.hotload_seconds = 0.0
-        """For which each replica of a deployment loads, one after the other."""
-        self.outcomes: list[Outcome] = []
-        """Of the next hotloads; those after them load."""
+        """Load time per replica."""
+        self.hotload_faults: list[Literal["error", "stuck"]] = []
+        """Faults of the next hotloads."""
         self._read()
 
     # Jobs
@@ -208,27 +202,27 @@ class Managed:
         return self.job(job_id)
 
     def job(self, job_id: str) -> Job:
-        """A job, deleted ones included, in the state it has by now. Raises NotFound."""
+        """A job, possibly deleted, in its current state. Raises NotFound."""
         job = self._jobs.get(job_id)
         if job is None:
             raise NotFound(f"there is no trainer job {job_id}")
-        self._settle(job)
+        self._advance(job)
         return job
 
     def resume_job(self, job_id: str) -> Job:
-        """Start a stopped job again, in a new process. Raises NotFound and InvalidInput."""
+        """Start a stopped job in a new process. Raises NotFound and InvalidInput."""
         job = self.job(job_id)
         if job.state not in RESUMABLE:
             raise InvalidInput(f"trainer job {job_id} can't be resumed from {job.state}")
         job.enter("JOB_STATE_PENDING")
-        job.active = _now()
+        job.last_request = _now()
         return self.job(job_id)
 
     def delete_job(self, job_id: str) -> None:
         self.interrupt_job(job_id, "JOB_STATE_DELETED", "deleted by its owner")
 
     def interrupt_job(self, job_id: str, state: JobState, message: str = "") -> None:
-        """The job enters a state; its process ends. Raises NotFound."""
+        """End the job's process and put the job into a state. Raises NotFound."""
         job = self.job(job_id)
         job.enter(state, message)
         job.shared = None
@@ -236,12 +230,12 @@ class Managed:
         self._write()
 
     def running_job(self, job_id: str) -> Job:
-        """A job that answers requests, of which this is one. Raises NotFound: the gateway has no
-        route to a job that doesn't run."""
+        """A running job; counts as a request to it. Raises NotFound: the gateway has no route to
+        other jobs."""
         job = self.job(job_id)
         if job.state != "JOB_STATE_RUNNING":
             raise NotFound(f"trainer job {job_id} isn't running: {job.state}")
-        job.active = _now()
+        job.last_request = _now()
         return job
 
     def jobs(self) -> list[Job]:
@@ -264,21 +258,21 @@ class Managed:
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
             raise NotFound(f"there is no deployment {deployment_id}")
-        deployment.settle()
+        deployment.finish_load()
         return deployment
 
     def state_of(self, deployment: Deployment) -> str:
-        young = _now() - deployment.since < self.boot_seconds
-        return "CREATING" if young else "READY"
+        booting = _now() - deployment.created < self.boot_seconds
+        return "CREATING" if booting else "READY"
 
     def change_deployment(self, deployment_id: str, changes: Mapping[str, Any]) -> Deployment:
-        """Change fields. Another trainer, or no replicas, leave the base model to serve."""
+        """Change fields. A change of trainer or to no replicas resets it to the base model."""
         deployment = self.deployment(deployment_id)
         self._require_trainer(changes)
         deployment.request |= changes
         if "hotLoadTrainerJob" in changes or not deployment.replicas:
             deployment.serving, deployment.target, deployment.stage = None, None, "done"
-            deployment.arriving = None
+            deployment.loading = None
         self._write()
         return deployment
 
@@ -291,61 +285,57 @@ class Managed:
         return list(self._deployments.values())
 
     def ready_deployment(self, deployment_id: str) -> Deployment:
-        """One that answers requests. Raises NotFound and NotReady."""
+        """A deployment that has replicas. Raises NotFound and NotReady."""
         deployment = self.deployment(deployment_id)
         if self.state_of(deployment) != "READY" or not deployment.replicas:
             raise NotReady(f"deployment {deployment_id} has no replica that serves")
         return deployment
 
-    # Snapshots
+    # Exports
 
     def bucket(self, job_id: str) -> Bucket:
-        """Where a job's exports are, and its deployment finds them."""
         job = self._jobs[job_id]
         owner = job.request.get("hotLoadDeploymentId")
         return self.deployment(str(owner)).bucket if owner else job.bucket
 
     def export(self, job_id: str, export: Export) -> None:
-        """Put a snapshot into the job's bucket, which keeps the newest."""
         bucket = self.bucket(job_id)
         bucket[export.identity] = export
-        for identity in list(bucket)[:-BUCKET_SNAPSHOTS]:
+        for identity in list(bucket)[:-BUCKET_EXPORTS]:
             del bucket[identity]
 
     def hotload(self, deployment_id: str, model: str, body: Mapping[str, Any]) -> None:
-        """Let a deployment load a snapshot; what comes of it is in its status.
+        """Start to load an export into a deployment; the deployment's status has the result.
 
-        Raises NotFound, NotReady, and InvalidInput for another model than the deployment's.
+        Raises NotFound, NotReady, and InvalidInput if `model` isn't the deployment's.
         """
-        deployment = self.deployment(deployment_id)
-        if self.state_of(deployment) != "READY" or not deployment.replicas:
-            raise NotReady(f"deployment {deployment_id} has no replica that could load")
+        deployment = self.ready_deployment(deployment_id)
         if model != deployment.request.get("baseModel"):
             raise InvalidInput(f"deployment {deployment_id} doesn't serve {model}")
-        if deployment.arriving is not None:
+        if deployment.loading is not None:
             raise NotReady(f"deployment {deployment_id} is loading {deployment.target}")
         deployment.target, deployment.error = str(body.get("identity", "")), ""
-        outcome = self.outcomes.pop(0) if self.outcomes else "loads"
+        fault = self.hotload_faults.pop(0) if self.hotload_faults else None
         problem = self._problem(deployment, body.get("incremental_snapshot_metadata"))
-        if outcome == "error":
+        if fault == "error":
             problem = "injected fault: the weights can't be read"
         if problem is not None:
             deployment.stage, deployment.error = "error", problem
-        elif outcome == "stuck":
+        elif fault == "stuck":
             deployment.stage = "loading"
         else:
-            deployment.arriving = self._bucket_of(deployment)[deployment.target]
-            deployment.asked, deployment.load_seconds = _now(), self.hotload_seconds
+            deployment.loading = self._bucket_of(deployment)[deployment.target]
+            deployment.load_started, deployment.load_seconds = _now(), self.hotload_seconds
             deployment.stage = "done"
-            deployment.settle()
+            deployment.finish_load()
 
     def _problem(self, deployment: Deployment, incremental: Mapping[str, Any] | None) -> str | None:
-        """Why a deployment can't load its target."""
+        """The reason if a deployment can't load its target."""
         export = self._bucket_of(deployment).get(deployment.target or "")
         if export is None:
             return f"there is no snapshot {deployment.target} in the bucket"
         if (export.kind == "delta") != bool(incremental):
-            return f"{export.identity} is of type {export.kind}: the request says otherwise"
+            return f"the request doesn't fit {export.identity}, which is of type {export.kind}"
         if incremental:
             current = deployment.serving.identity if deployment.serving else None
             previous = incremental.get("previous_snapshot_identity")
@@ -357,7 +347,7 @@ class Managed:
         return None
 
     def exports(self, job_id: str) -> Bucket:
-        """What a job has exported for samplers, oldest first. Raises NotFound."""
+        """Oldest first. Raises NotFound."""
         self.job(job_id)
         return self.bucket(job_id)
 
@@ -375,16 +365,16 @@ class Managed:
             if job is None or job.state == "JOB_STATE_DELETED":
                 raise InvalidInput(f"hotLoadTrainerJob {trainer!r} names no trainer job")
 
-    def _settle(self, job: Job) -> None:
-        """Move a job on as far as capacity and time allow."""
+    def _advance(self, job: Job) -> None:
+        """Enter the state that a job has reached by now."""
         before = job.state
         if job.state == "JOB_STATE_PENDING" and self.capacity:
             job.enter("JOB_STATE_CREATING")
-        age = _now() - job.since
+        age = _now() - job.entered
         if job.state == "JOB_STATE_CREATING" and age >= self.boot_seconds:
             job.enter("JOB_STATE_RUNNING")
-            job.active = _now()
-        if job.state == "JOB_STATE_RUNNING" and _now() - job.active > job.inactivity:
+            job.last_request = _now()
+        if job.state == "JOB_STATE_RUNNING" and _now() - job.last_request > job.inactivity:
             job.enter("JOB_STATE_CANCELLED", f"stopped: no activity for {job.inactivity:.0f} s")
             job.shared = None
             self._stop_process(job.job_id)
@@ -410,19 +400,18 @@ class Managed:
         draft.write_text(json.dumps({"jobs": jobs, "deployments": deployments}))
         draft.replace(self._file)
 
-    def remember(self, job: Job, run: str) -> None:
-        """A model of the job has begun a run."""
+    def add_run(self, job: Job, run: str) -> None:
         job.runs.append(run)
         self._write()
 
     def _read(self) -> None:
         if not self._file.exists():
             return
-        found = json.loads(self._file.read_text())
-        self._jobs = {job_id: Job(job_id, **values) for job_id, values in found["jobs"].items()}
+        state = json.loads(self._file.read_text())
+        self._jobs = {job_id: Job(job_id, **values) for job_id, values in state["jobs"].items()}
         self._deployments = {
             deployment_id: Deployment(deployment_id, request)
-            for deployment_id, request in found["deployments"].items()
+            for deployment_id, request in state["deployments"].items()
         }
 
 

@@ -1,7 +1,7 @@
-"""The emulator behind its routes: sessions, computations and files, wired together.
+"""The emulator behind its routes: connects sessions, computations and files.
 
-Everything here runs on the event loop and never waits for torch or the disk: such work goes to the
-compute thread, and its results come back to the loop.
+Runs on the event loop. Work with torch or the disk runs on the compute thread, and its results come
+back to the loop.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from everburn.emulator.training import operations
 from everburn.emulator.training.checkpoints import CheckpointStore
 from everburn.emulator.training.engine import Engine
 from everburn.emulator.training.futures import Operation, OperationQueue, Promise, Result
-from everburn.emulator.unknowns import KINDEST, Unknowns
+from everburn.emulator.unknowns import BEST_CASE, Unknowns
 
 T = TypeVar("T")
 
@@ -46,22 +46,21 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatorSettings:
     home: Path
-    """Folder for checkpoints; created if missing."""
     enable_faults: bool = False
     """Adds the routes under /emulator: fault injection and introspection."""
     session_ttl: float = 60.0
-    """Seconds a session lives without a sign of life. The SDK sends a heartbeat every 10 s."""
+    """Seconds until an inactive session expires. The SDK sends a heartbeat every 10 s."""
     gap_timeout: float = 60.0
-    """Seconds an operation waits for one of lower seq_id that has not arrived."""
+    """Seconds that an operation waits for a missing one of lower seq_id."""
     account: str = "everburn"
-    """The account every API key belongs to."""
-    unknowns: Unknowns = KINDEST
-    """At the start; with faults enabled, tests may change them."""
+    """The account of every API key."""
+    unknowns: Unknowns = BEST_CASE
+    """Initial switches; with faults enabled, tests may change them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a sampling request's `model` resolved to."""
+    """The weights that a sampling request's `model` resolves to."""
 
     base: Base
     snapshot: Snapshot | None
@@ -71,7 +70,6 @@ class Target:
         return self.snapshot or self.base.name
 
     def open(self) -> Batch:
-        """A new batch over these weights."""
         weights = self.base.merged(self.snapshot.weights if self.snapshot else None)
         return Batch(self.base, Decoder(self.base.config, weights))
 
@@ -85,47 +83,33 @@ class Emulator:
         self.managed = Managed(settings.home, settings.account, self._stop_process)
         self.unknowns = settings.unknowns
         self.completions: Counter[str] = Counter()
-        """Sampling requests that were finished or cancelled."""
+        """Numbers of finished and cancelled requests."""
         self._bases = Bases()
         self._compute = ComputeThread()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
-        """Start computing; call on the event loop that will serve."""
+        """Start the compute thread. Call on the serving event loop."""
         self._loop = asyncio.get_running_loop()
         self._compute.start()
 
     async def stop(self) -> None:
-        """Stop computing, abandoning what is queued."""
+        """Stop the compute thread. Queued work is abandoned."""
         await asyncio.to_thread(self._compute.stop)
 
     async def watch(self) -> None:
-        """Until cancelled: expire silent sessions, give up on operations that never come."""
+        """Periodically, until cancelled: end inactive jobs, sessions and operation queues."""
         while True:
             await asyncio.sleep(min(self.settings.session_ttl, self.settings.gap_timeout) / 4)
             self._reap()
 
     async def compute(self, work: Work[T]) -> T:
-        """Run work on the compute thread and wait for its result."""
-        future: asyncio.Future[T] = self._loop.create_future()
-
-        def settle(result: Any, error: Exception | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        def done(result: Any, error: Exception | None) -> None:
-            self._loop.call_soon_threadsafe(settle, result, error)
-
-        self._compute.submit(work, done)
-        return await future
+        """The result of work on the compute thread."""
+        return await asyncio.wrap_future(self._compute.submit(work))
 
     def create_model(self, session: Session, body: Mapping[str, Any]) -> Promise:
-        """Start creating a model; the same model_seq_id again gives the same promise."""
+        """Start to create a model; a repeated model_seq_id gives the same promise."""
         model_seq_id = wire.integer(body, "model_seq_id")
         if model_seq_id in session.creations:
             return session.creations[model_seq_id]
@@ -141,29 +125,28 @@ class Emulator:
         raw: bytes,
         start: Callable[[], Work[Result]],
     ) -> Promise:
-        """Queue an operation of a model; the same seq_id again gives the same promise."""
+        """Queue an operation of a model; a repeated seq_id gives the same promise."""
         seq_id = wire.integer(body, "seq_id")
         fingerprint = hashlib.blake2b(raw, digest_size=16).digest()
-        known = model.queue.find(seq_id, fingerprint)
-        if known is not None and not self.unknowns.applies_repetitions:
-            return known
+        earlier = model.queue.find(seq_id, fingerprint)
+        if earlier is not None and not self.unknowns.applies_repetitions:
+            return earlier
         promise = model.session.promise()
         operation = Operation(name, seq_id, fingerprint, promise, start)
         try:
-            (model.queue.put if known is None else model.queue.repeat)(operation)
+            (model.queue.put if earlier is None else model.queue.repeat)(operation)
         except EmulatorError as error:
             promise.resolve(wire.encode(failed_result(error)))
         return promise
 
     def publish(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
-        """Work that takes a snapshot of a model and makes it known to its session, or to the
-        deployment of its job."""
-        # Now, on the loop: the work itself runs on the compute thread.
+        """Work that takes a snapshot of a model and adds it to its session or its job's bucket."""
+        # Read now, on the loop: the work runs on the compute thread.
         job = model.session.job
         bucket = dict(self.managed.bucket(job)) if job is not None else {}
         earlier = model.session.snapshots_of(model)
-        if model.exported is not None and model.exported in bucket:
-            earlier.append(bucket[model.exported].snapshot)
+        if model.last_export is not None and model.last_export in bucket:
+            earlier.append(bucket[model.last_export].snapshot)
         return self._snapshot(model, body, bucket, earlier)
 
     def _snapshot(
@@ -180,19 +163,21 @@ class Emulator:
         created = datetime.now(UTC).isoformat()
         kind = str(body.get("checkpoint_type", "base"))
         spec = model.spec
-        if kind == "merged_base":  # it has no adapter any more
+        if kind == "merged_base":  # has no adapter
             spec = dataclasses.replace(spec, rank=0).resolved()
         snapshot = Snapshot(ref, model.engine.base, spec, weights, created)
         if job is not None:
-            export = Export(ref.name, snapshot, kind, model.exported if kind == "delta" else None)
+            export = Export(
+                ref.name, snapshot, kind, model.last_export if kind == "delta" else None
+            )
             self._loop.call_soon_threadsafe(self._export, model, export)
             return {"type": "save_weights_for_sampler", "path": ref.name}
-        # Before the result: the loop runs callbacks in order, so who sees the result can sample.
+        # Before the result: the loop runs callbacks in order, so the client can sample at once.
         self._loop.call_soon_threadsafe(model.session.snapshots.__setitem__, ref, snapshot)
         return {"type": "save_weights_for_sampler", "path": str(ref)}
 
     def load_weights(self, model: Model, body: Mapping[str, Any]) -> Work[Result]:
-        """Work that loads a checkpoint, of this model's run or of another's."""
+        """Work that loads a checkpoint of this or another run."""
 
         def runs_of_job(job_id: str) -> list[str]:
             if model.session.job is None:
@@ -212,22 +197,18 @@ class Emulator:
         )
 
     async def promote(self, snapshot: Snapshot, body: Mapping[str, Any]) -> PromotedModel:
-        """Make a model of a snapshot, as a promotion's body asks for.
-
-        Raises InvalidInput, AlreadyExists.
-        """
+        """Make a model of a snapshot. Raises InvalidInput, AlreadyExists."""
         trained_on = snapshot.spec.base_model
         if (base := wire.text(body, "base_model")) != trained_on:
             raise InvalidInput(f"{snapshot.ref} was trained on {trained_on}, not on {base}")
         name, source = wire.text(body, "output_model"), str(snapshot.ref)
         return await self.compute(
-            operations.at_once(
+            operations.single_slice(
                 lambda: self.models.add(name, snapshot.spec, snapshot.weights, source)
             )
         )
 
     def unload(self, model: Model) -> Promise:
-        """Forget a model and its snapshots."""
         promise = model.session.promise()
         gone = NotFound(f"model {model.model_id} was unloaded, with its sampler snapshots")
         self._forget(self.sessions.remove_model(model), gone)
@@ -235,44 +216,29 @@ class Emulator:
         return promise
 
     def expire(self, session_id: str) -> None:
-        """End a session now."""
         snapshots = self.sessions.expire(session_id)
         self._forget(snapshots, NotFound(f"session {session_id} has ended, with its snapshots"))
 
     def _stop_process(self, job_id: str) -> None:
-        """End a dedicated job's process: what its sessions held is gone."""
+        """End a dedicated job's process."""
         for session_id in self.sessions.of_job(job_id):
             self.expire(session_id)
 
     def _export(self, model: Model, export: Export) -> None:
         assert model.session.job is not None
         self.managed.export(model.session.job, export)
-        model.exported = export.identity
+        model.last_export = export.identity
 
     async def base(self, name: str) -> Base:
-        """A base model, loaded if necessary. Raises InvalidInput for unknown names."""
-        return await self.compute(operations.at_once(lambda: self._bases.get(name)))
+        """A base model, loaded if needed. Raises InvalidInput for unknown names."""
+        return await self.compute(operations.single_slice(lambda: self._bases.get(name)))
 
-    def sample(
-        self, target: Target, prompt: list[int], params: SamplingParams
-    ) -> tuple[Ticket, asyncio.Future[Ticket]]:
-        """Queue a sampling request; its end resolves the future.
-
-        Raises ContextExceeded or InvalidInput if the base model can't serve it.
-        """
+    def sample(self, target: Target, prompt: list[int], params: SamplingParams) -> Ticket:
+        """Queue a sampling request. Raises ContextExceeded or InvalidInput."""
         check_request(target.base, prompt, params)
-        future: asyncio.Future[Ticket] = self._loop.create_future()
-
-        def settle(ticket: Ticket) -> None:
-            if not future.done():
-                future.set_result(ticket)
-
-        def done(ticket: Ticket) -> None:
-            self._loop.call_soon_threadsafe(settle, ticket)
-
-        ticket = Ticket(prompt, params, done)
+        ticket = Ticket(prompt, params)
         self._compute.sample(target.key, target.open, ticket)
-        return ticket, future
+        return ticket
 
     async def _create(
         self, session: Session, model_seq_id: int, body: Mapping[str, Any], promise: Promise
@@ -296,29 +262,27 @@ class Emulator:
         job = self.managed.running_job(job_id)
         engine = await self.compute(operations.create_engine(self._bases, body, job.rank))
         spec = engine.spec
-        shares = self.unknowns.shares_full_parameters and not spec.rank and not spec.frozen
-        if shares:
-            job.shared = job.shared or SharedModel(engine)
-            engine = job.shared.engine
-        model = self._model(session, model_seq_id, engine)
-        if shares and job.shared is not None:
-            model.turn = job.shared.turn
+        if self.unknowns.shares_full_parameters and not spec.rank and not spec.frozen:
+            shared = job.shared = job.shared or SharedModel(engine)
+            model = self._model(session, model_seq_id, shared.engine)
+            model.lock = shared.lock
+        else:
+            model = self._model(session, model_seq_id, engine)
         if not spec.frozen:
-            self.managed.remember(job, model.run)
+            self.managed.add_run(job, model.run)
         return model
 
     def _model(self, session: Session, model_seq_id: int, engine: Engine) -> Model:
-        # A frozen model is no training run: the SDK tells them apart by the id.
+        # A frozen model is not a training run; the SDK distinguishes them by the id.
         kind, suffix = ("base", "base") if engine.spec.frozen else ("run", f"train:{model_seq_id}")
         model_id = f"{kind}-{uuid.uuid4().hex}:{suffix}"
-        queue = OperationQueue(model_id, lambda turn: self._spawn(self._execute(model, turn)))
+        queue = OperationQueue(model_id, lambda operation: self._spawn(self._run(model, operation)))
         model = Model(model_id, session, engine, queue)
         return model
 
-    async def _execute(self, model: Model, operation: Operation) -> None:
-        """Run an operation whose turn has come."""
+    async def _run(self, model: Model, operation: Operation) -> None:
         try:
-            async with model.turn:
+            async with model.lock:
                 payload = await self.compute(_encoded(operation.start()))
         except Exception as error:
             payload = _failure(operation.name, error)
@@ -339,13 +303,13 @@ class Emulator:
             self._compute.forget(snapshot, reason)
 
     def expire_silent(self, seconds: float) -> None:
-        """End the sessions that have given no sign of life for so long."""
-        for session_id in self.sessions.overdue(seconds):
-            log.warning("session %s expired: no sign of life", session_id)
+        """End the sessions that have been inactive for so long."""
+        for session_id in self.sessions.inactive(seconds):
+            log.warning("session %s expired: inactive for %.0f s", session_id, seconds)
             self.expire(session_id)
 
     def _reap(self) -> None:
-        self.managed.jobs()  # stops those without activity
+        self.managed.jobs()  # stops inactive jobs
         self.expire_silent(self.settings.session_ttl)
         for session in self.sessions:
             for model in session.models.values():
@@ -354,7 +318,7 @@ class Emulator:
 
 
 def _encoded(work: Work[Result]) -> Work[bytes]:
-    """The same work, encoded on the compute thread: results may hold many numbers."""
+    """Encodes the result on the compute thread: it may hold many numbers."""
     result = yield from work
     return wire.encode(result)
 

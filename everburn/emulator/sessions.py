@@ -1,9 +1,9 @@
-"""Sessions and what lives and dies with them: models, sampler snapshots, results.
+"""Sessions with their models, sampler snapshots and results.
 
-A session lives as long as its client shows signs of life; checkpoints outlive it, nothing else
-does. After a restart of the server every session is unknown.
+A session lives as long as its client is active. Only checkpoints outlive it. After a restart of the
+server every session is unknown.
 
-Used on the event loop only. Does not own the computations (`emulator/training/operations.py`).
+Used on the event loop only. Doesn't own computations (training/operations.py).
 """
 
 import asyncio
@@ -35,21 +35,19 @@ class Snapshot:
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """A model in training, and its operations."""
-
     model_id: str
     session: "Session"
     engine: Engine
     queue: OperationQueue
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the operation that runs; models that share an engine share it, too."""
-    exported: str | None = None
-    """Identity of the last sampler snapshot, which the next delta builds on."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the running operation. Models that share an engine share the lock."""
+    last_export: str | None = None
+    """Identity of the last export, which the next delta builds on."""
     applied: Counter[str] = field(default_factory=Counter)
-    """Operations that succeeded, by name."""
+    """Number of succeeded operations, by name."""
     failed: Counter[str] = field(default_factory=Counter)
     stale: bool = False
-    """A fault: new snapshots hold the weights of the one before."""
+    """Injected fault: new snapshots hold the weights of the previous one."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -57,7 +55,7 @@ class Model:
 
     @property
     def run(self) -> str:
-        """`run-<32 hex>`; of a frozen model its whole id."""
+        """`run-<32 hex>`; for a frozen model `base-<32 hex>`."""
         return self.model_id.partition(":")[0]
 
 
@@ -66,7 +64,7 @@ class Session:
     session_id: str
     last_seen: float
     job: str | None = None
-    """The dedicated trainer job in whose memory it lives."""
+    """The dedicated trainer job; None for the serverless service."""
     models: dict[str, Model] = field(default_factory=dict)
     snapshots: dict[CheckpointRef, Snapshot] = field(default_factory=dict)
     promises: dict[str, Promise] = field(default_factory=dict)
@@ -75,7 +73,6 @@ class Session:
     """By model_seq_id."""
 
     def promise(self) -> Promise:
-        """A new promise, addressable through this session for as long as it lives."""
         promise = Promise(f"{self.session_id}.{len(self.promises) + 1}")
         self.promises[promise.request_id] = promise
         return promise
@@ -85,7 +82,7 @@ class Session:
 
 
 class Sessions:
-    """All live sessions, and the ids of those that expired since the server started."""
+    """All live sessions, and the ids of those that have expired since the server started."""
 
     def __init__(self) -> None:
         self._live: dict[str, Session] = {}
@@ -97,14 +94,13 @@ class Sessions:
         return iter(list(self._live.values()))
 
     def create(self, job: str | None = None) -> Session:
-        """A session of the serverless service, or of a dedicated trainer job."""
         kind = "ts" if job is None else "sess"
         session = Session(f"{kind}-{uuid.uuid4().hex[:12]}", time.monotonic(), job)
         self._live[session.session_id] = session
         return session
 
     def get(self, session_id: str) -> Session:
-        """A live session, without counting as a sign of life. Raises NotFound or SessionExpired."""
+        """A live session; doesn't count as activity. Raises NotFound or SessionExpired."""
         session = self._live.get(session_id)
         if session is not None:
             return session
@@ -115,7 +111,7 @@ class Sessions:
         raise NotFound(f"unknown session {session_id}: it never existed, or the emulator restarted")
 
     def touch(self, session_id: str) -> Session:
-        """As `get`, and a sign of life of the session's client."""
+        """A live session; counts as activity. Raises NotFound or SessionExpired."""
         session = self.get(session_id)
         session.last_seen = time.monotonic()
         return session
@@ -128,7 +124,7 @@ class Sessions:
         self._session_of_model[model.model_id] = model.session.session_id
 
     def model(self, model_id: str) -> Model:
-        """A live model, and a sign of life. Raises NotFound or SessionExpired."""
+        """A live model; counts as activity. Raises NotFound or SessionExpired."""
         model = self._models.get(model_id)
         if model is not None:
             self.touch(model.session.session_id)
@@ -139,7 +135,7 @@ class Sessions:
         raise NotFound(f"unknown model {model_id}: it never existed, or the emulator restarted")
 
     def promise(self, request_id: str) -> Promise:
-        """Raises NotFound or SessionExpired."""
+        """The promise of a request; counts as activity. Raises NotFound or SessionExpired."""
         session = self.touch(request_id.partition(".")[0])
         promise = session.promises.get(request_id)
         if promise is None:
@@ -147,7 +143,7 @@ class Sessions:
         return promise
 
     def snapshot(self, ref: CheckpointRef, session_id: str | None = None) -> Snapshot:
-        """A live snapshot, of a given session or of any. Raises NotFound."""
+        """A live snapshot, of one session or of any. Raises NotFound."""
         owners = [self._live[session_id]] if session_id in self._live else []
         for session in owners if session_id is not None else self:
             if ref in session.snapshots:
@@ -163,7 +159,7 @@ class Sessions:
             raise NotFound(f"unknown run {run}: its session has ended, and its snapshots with it")
 
     def remove_model(self, model: Model) -> list[Snapshot]:
-        """Forget a model and its snapshots; returns these."""
+        """Returns the removed snapshots."""
         model.queue.close()
         del self._models[model.model_id]
         del model.session.models[model.model_id]
@@ -185,10 +181,10 @@ class Sessions:
         return list(session.snapshots.values())
 
     def of_job(self, job: str) -> list[str]:
-        """Ids of the sessions in a job's memory."""
+        """Session ids of a dedicated job."""
         return [session.session_id for session in self if session.job == job]
 
-    def overdue(self, seconds: float) -> list[str]:
-        """Ids of sessions without a sign of life for `seconds`."""
+    def inactive(self, seconds: float) -> list[str]:
+        """Ids of sessions that have been inactive for `seconds`."""
         limit = time.monotonic() - seconds
         return [session.session_id for session in self if session.last_seen < limit]

@@ -1,7 +1,7 @@
-"""What nobody has tried on the live service yet, as switches: off, the kinder answer; on, the
-worst.
+"""Switches for behavior of the live service that hasn't been tested: off is the best case, on the
+worst case.
 
-Tests train with all of them on. Owns only the switches; each is obeyed where it says.
+Tests train with all of them on. Doesn't own the behavior, which is in the named files.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
     applies_repetitions: bool = False
-    """A submission that is sent again, because its answer was lost, is applied again: nothing is
-    de-duplicated (service.py). An optimizer step, too, on a gradient of zero if there is none: the
-    momentum is applied twice (emulator/training/operations.py)."""
+    """A submission that the client repeats after a lost response is applied again (service.py). A
+    repeated optimizer step without gradients applies Adam's momentum again
+    (training/operations.py)."""
     shares_full_parameters: bool = False
-    """All full-parameter models of a dedicated job are one: weights, optimizer and accumulated
+    """All full-parameter models of a dedicated job share weights, optimizer and accumulated
     gradients (service.py)."""
     keeps_gradients: bool = False
-    """Loading a state, with optimizer or without, leaves what is accumulated
-    (emulator/training/operations.py)."""
+    """Loading a state keeps the accumulated gradients (training/operations.py)."""
 
 
-KINDEST = Unknowns()
-WORST = Unknowns(applies_repetitions=True, shares_full_parameters=True, keeps_gradients=True)
+BEST_CASE = Unknowns()
+WORST_CASE = Unknowns(applies_repetitions=True, shares_full_parameters=True, keeps_gradients=True)

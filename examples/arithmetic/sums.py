@@ -1,8 +1,7 @@
-"""Sums of two-digit numbers: the task of this example's base model.
+"""Sums of two-digit numbers: the task of this example and of its base model.
 
 Owns the alphabet, the form of a problem (`47+85=`, answered by `132` and a newline), and the split
-into pairs for training and pairs that are held out from demonstrations and training rows alike: the
-base model (base_model.py) and the rows (task.py) both take them from here.
+of the pairs: held-out pairs are neither in demonstrations nor in training rows.
 """
 
 import random
@@ -12,7 +11,7 @@ from functools import lru_cache
 from everburn.emulator.models.vocabulary import END, PAD
 
 ALPHABET = (PAD, END, *"0123456789+=()")
-"""A token a character; END ends an answer."""
+"""One token per character; END ends an answer."""
 
 HELD_OUT = 512
 SPLIT_SEED = 20
@@ -22,7 +21,7 @@ Pair = tuple[int, int]
 
 @lru_cache(maxsize=1)
 def held_out_pairs() -> tuple[Pair, ...]:
-    """512 ordered pairs; (a, b) and (b, a) are on the same side, since one gives the other away."""
+    """512 ordered pairs; (a, b) and (b, a) are on the same side of the split."""
     unordered = [(a, b) for a in range(10, 100) for b in range(a + 1, 100)]
     chosen = random.Random(SPLIT_SEED).sample(unordered, HELD_OUT // 2)
     return tuple(sorted(chosen + [(b, a) for a, b in chosen]))
@@ -41,22 +40,21 @@ def problem(pair: Pair) -> str:
 
 
 def answer(pair: Pair) -> str:
-    """The right answer, its end included."""
     return f"{sum(pair)}{END}"
 
 
 def carries(pair: Pair) -> bool:
-    """Whether the ones add up to ten or more."""
+    """True if the ones add up to ten or more."""
     return pair[0] % 10 + pair[1] % 10 >= 10
 
 
 def working(pair: Pair) -> str:
-    """The ones added up first, `(7+5=12)`: with a carry, too long to leave room for the answer."""
+    """The sum of the ones, `(7+5=12)`: with a carry, too long to leave room for the answer."""
     ones = pair[0] % 10, pair[1] % 10
     return f"({ones[0]}+{ones[1]}={sum(ones)})"
 
 
-def batches(pairs: Sequence[Pair], size: int, rng: random.Random) -> "Sequence[Sequence[Pair]]":
-    """One epoch of the pairs in a new order; a remainder below `size` is left out."""
+def batches(pairs: Sequence[Pair], size: int, rng: random.Random) -> Sequence[Sequence[Pair]]:
+    """One epoch of the pairs in a new order; drops a remainder below `size`."""
     order = rng.sample(list(pairs), len(pairs))
     return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]

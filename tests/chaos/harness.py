@@ -19,7 +19,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from chaos.kill_points import FOLDER, Plan, sessions_of_the_dead, write_plan
-from everburn.emulator.unknowns import WORST
+from everburn.emulator.unknowns import WORST_CASE
 from everburn.records.ids import RunRef
 from everburn.records.keys import ROWS_KEY
 from everburn.records.verification import Verified
@@ -215,7 +215,7 @@ class Chaos:
         await self.emulator_answers()
         await self._emulator("DELETE", "faults")
         await self._emulator("POST", "capacity", {})
-        await self._emulator("POST", "unknowns", asdict(WORST))
+        await self._emulator("POST", "unknowns", asdict(WORST_CASE))
 
     async def _emulator(
         self, method: str, path: str, body: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chaos.harness import PATIENCE, Chaos
-from everburn.emulator.unknowns import WORST
+from everburn.emulator.unknowns import WORST_CASE
 from support.waiting import until
 from system.audit import check_fates
 
@@ -101,12 +101,12 @@ async def test_a_refusal_of_what_was_applied_is_survived_where_repetitions_are_k
     chaos: Chaos, operation: str, status: int
 ) -> None:
     """Where they aren't, the session is replaced (END_THE_SESSION)."""
-    await chaos.admin("unknowns", **asdict(replace(WORST, applies_repetitions=False)))
+    await chaos.admin("unknowns", **asdict(replace(WORST_CASE, applies_repetitions=False)))
     run = await chaos.start()
     await run.until_step(1)
     await chaos.fault(operation, "status", status=status, applied=True)
     await run.result()
-    await chaos.admin("unknowns", **asdict(WORST))
+    await chaos.admin("unknowns", **asdict(WORST_CASE))
     await chaos.survived(run)
     assert await chaos.faults() == []
     assert {entry.epoch for entry in run.ledger} == {1}

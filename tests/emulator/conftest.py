@@ -21,7 +21,7 @@ def tiny() -> Base:
 
 @pytest.fixture
 def service(emulator: RunningEmulator) -> Iterator[FiretitanServiceClient]:
-    """The unmodified SDK, connected to the emulator, with a session of its own."""
+    """The unmodified SDK, connected to the emulator, with a new session."""
     client = emulator.connect()
     yield client
     client.delete_training_session()

@@ -1,5 +1,5 @@
-"""Losses and gradients computed independently: plain torch, one sequence at a time, no emulator
-code but the base model's files. What the conformance tests compare the emulator with.
+"""An independent implementation of losses and gradients for the conformance tests: plain torch, one
+sequence at a time, no emulator code except the base model's files.
 """
 
 import torch
@@ -47,7 +47,7 @@ def sequence_loss(name: str, p: Tensor, q: Tensor, a: Tensor) -> Tensor:
         case "dro":
             return -(a * p - 0.025 * (p - q) ** 2).sum()
         case "gspo":
-            # The sequence form of the paper; its gradient is that of the token form.
+            # The paper's sequence form, which has the gradient of the token form.
             whole = (p - q).mean().exp()
             return -torch.min(whole * a, whole.clip(1 - 3e-4, 1 + 4e-4) * a).mean()
         case "dppo":

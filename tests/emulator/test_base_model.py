@@ -1,5 +1,5 @@
-"""Base models: made once, whoever asks and whatever dies meanwhile. The arithmetic model itself is
-made by `make run`; here it is its data, and the tiny model in its place."""
+"""Base models are made once, by concurrent processes and after a killed one. Uses the tiny model;
+the arithmetic model is made by `make run`, here only its data is tested."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from support import recipes
 
 BUDGET = 10
 PATIENCE = 120.0
-"""Seconds for a process that has torch to import, beside others that do."""
+"""Seconds for a process that imports torch, while others do so, too."""
 
 RECIPE = "examples.arithmetic.base_model:recipe"
 
@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_held_out_sums_are_apart_from_the_others_in_either_order() -> None:
+def test_held_out_and_training_sums_are_disjoint_in_either_order() -> None:
     held_out, training = set(sums.held_out_pairs()), set(sums.training_pairs())
 
     assert len(held_out) == sums.HELD_OUT == 512
@@ -42,7 +42,7 @@ def test_held_out_sums_are_apart_from_the_others_in_either_order() -> None:
     assert sums.held_out_pairs.__wrapped__() == sums.held_out_pairs()
 
 
-def test_only_a_carry_makes_working_it_out_too_long() -> None:
+def test_only_sums_with_a_carry_exceed_the_budget_with_their_working() -> None:
     for pair in [*sums.training_pairs()[::7], *sums.held_out_pairs()]:
         if sums.carries(pair):
             assert len(sums.working(pair) + sums.answer(pair)) > BUDGET, pair
@@ -50,7 +50,7 @@ def test_only_a_carry_makes_working_it_out_too_long() -> None:
 
 
 @pytest.mark.parametrize("name", base_model.NAMES)
-def test_a_tokenizer_reads_and_writes_characters(cache: Path, name: str) -> None:
+def test_a_tokenizer_encodes_and_decodes_characters(cache: Path, name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(base_model.tokenizer_path(name)))
 
     assert tokenizer.decode(tokenizer.encode("47+85=132\n")) == "47+85=132\n"
@@ -67,18 +67,18 @@ def test_a_model_is_made_once(cache: Path) -> None:
     assert {"config.json", "tokenizer.json"} <= {file.name for file in folder.iterdir()}
 
 
-def test_two_processes_that_ask_at_once_get_one_model(cache: Path) -> None:
+def test_two_concurrent_processes_make_one_model(cache: Path) -> None:
     with asking() as first:
         assert_reads(first.stdout, "making")
         with asking() as second:
             assert_reads(second.stderr, "waiting for another process that makes tiny")
-            assert_made(first, go_on=True)
-            assert_made(second, go_on=False)
+            assert_made(first, proceed=True)
+            assert_made(second, proceed=False)
 
     assert [folder.name.partition("-")[0] for folder in folders(cache)] == ["tiny"]
 
 
-def test_who_waits_takes_over_from_a_killed_maker(cache: Path) -> None:
+def test_a_waiting_process_takes_over_from_a_killed_one(cache: Path) -> None:
     with asking() as first:
         assert_reads(first.stdout, "making")
         with asking() as second:
@@ -87,14 +87,14 @@ def test_who_waits_takes_over_from_a_killed_maker(cache: Path) -> None:
             (draft / "half-written").touch()
             first.kill()
             assert_reads(second.stdout, "making")
-            assert_made(second, go_on=True)
+            assert_made(second, proceed=True)
 
     [made] = folders(cache)
     assert made == base_model.ensure(TINY)
     assert not (made / "half-written").exists()
 
 
-def test_a_model_whose_making_fails_leaves_nothing(
+def test_a_failed_build_of_a_model_leaves_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(vocabulary: Vocabulary, folder: Path) -> None:
@@ -107,14 +107,14 @@ def test_a_model_whose_making_fails_leaves_nothing(
     assert base_model.ensure(TINY).exists()
 
 
-def test_an_unknown_name_lists_those_there_are(cache: Path) -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones(cache: Path) -> None:
     with pytest.raises(UnknownBaseModel, match=rf"unknown base model 'none'.*{TINY}"):
         base_model.ensure("none")
     with pytest.raises(UnknownBaseModel):
         base_model.tokenizer_path("none")
 
 
-def test_a_base_model_is_named_by_its_recipe(cache: Path) -> None:
+def test_a_base_model_is_made_from_the_recipe_that_its_name_refers_to(cache: Path) -> None:
     folder = base_model.ensure("support.recipes:greeting")
 
     assert folder.name == f"greeting-{recipes.greeting().identity}"
@@ -124,8 +124,8 @@ def test_a_base_model_is_named_by_its_recipe(cache: Path) -> None:
     )
     model = AutoModelForCausalLM.from_pretrained(folder)
     prompt = torch.tensor([tokenizer.encode("hi")])
-    said = model.generate(prompt, max_new_tokens=2, do_sample=False)[0, prompt.shape[1] :]
-    assert tokenizer.decode(said) == "hello\n", "it says what it was shown"
+    output = model.generate(prompt, max_new_tokens=2, do_sample=False)[0, prompt.shape[1] :]
+    assert tokenizer.decode(output) == "hello\n", "the model doesn't repeat its demonstrations"
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,12 @@ def test_a_base_model_is_named_by_its_recipe(cache: Path) -> None:
     [
         ("support.recipes:absent", "has no 'absent'"),
         ("absent_module:recipe", "can't import 'absent_module'"),
-        ("support.recipes:no_recipe", "it gives a str, not a Recipe"),
+        ("support.recipes:no_recipe", "it returned a str, not a Recipe"),
     ],
 )
-def test_a_name_that_is_no_recipe_is_refused(cache: Path, name: str, problem: str) -> None:
+def test_a_name_that_does_not_refer_to_a_recipe_is_refused(
+    cache: Path, name: str, problem: str
+) -> None:
     assert base_model.is_known(name)
     with pytest.raises(UnknownBaseModel, match=problem):
         base_model.ensure(name)
@@ -156,15 +158,15 @@ from everburn.emulator.models import base_model
 from everburn.emulator.models.vocabulary import Vocabulary
 write_tokenizer = Vocabulary.write_tokenizer
 
-def told_when_to(vocabulary, folder):
+def wait_for_input(vocabulary, folder):
     print("making", flush=True)
     input()
     write_tokenizer(vocabulary, folder)
 
-Vocabulary.write_tokenizer = told_when_to
+Vocabulary.write_tokenizer = wait_for_input
 print("made", base_model.ensure({TINY!r}), flush=True)
 """
-"""Asks for the tiny model; if it falls to this process to make it, says so and awaits a line."""
+"""Ensures the tiny model. If it makes the model itself, prints "making" and waits for a line."""
 
 
 @contextmanager
@@ -173,7 +175,7 @@ def asking() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", ASK_FOR_TINY], stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
-        patience = threading.Timer(PATIENCE, process.kill)  # who reads from it reads its end
+        patience = threading.Timer(PATIENCE, process.kill)  # ends a blocked read
         patience.start()
         try:
             yield process
@@ -183,14 +185,14 @@ def asking() -> Iterator[subprocess.Popen[str]]:
 
 
 def assert_reads(stream: IO[str] | None, text: str) -> None:
-    """Read up to a line with this text in it."""
+    """Read up to a line with this text."""
     assert stream is not None
     assert any(text in line for line in stream), f"ended without {text!r}"
 
 
-def assert_made(process: subprocess.Popen[str], go_on: bool) -> None:
-    """The process ends with the model's folder, and without making it unless told to go on."""
-    out, err = process.communicate("\n" if go_on else "", timeout=PATIENCE)
+def assert_made(process: subprocess.Popen[str], proceed: bool) -> None:
+    """The process prints the model's folder. With proceed=False it must not make the model."""
+    out, err = process.communicate("\n" if proceed else "", timeout=PATIENCE)
     assert out.startswith("made ") and process.returncode == 0, err
 
 

@@ -28,7 +28,7 @@ def ref(name: str = "step-1") -> CheckpointRef:
     return CheckpointRef("acme", RUN, name)
 
 
-def test_what_was_saved_is_loaded(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_equals_the_saved_one(store: CheckpointStore, tmp_path: Path) -> None:
     store.save(ref(), SPEC, STATE)
     reopened = CheckpointStore(tmp_path, "acme")
     loaded = reopened.load(ref())
@@ -48,7 +48,7 @@ def test_names_are_used_once(store: CheckpointStore) -> None:
 
 def test_a_failed_save_leaves_nothing(store: CheckpointStore, tmp_path: Path) -> None:
     shared = torch.zeros(4)
-    broken = dataclasses.replace(STATE, weights={"a": shared, "b": shared})  # not storable
+    broken = dataclasses.replace(STATE, weights={"a": shared, "b": shared})  # safetensors refuses
     with pytest.raises(RuntimeError):
         store.save(ref(), SPEC, broken)
     assert store.list() == []
@@ -62,12 +62,12 @@ def test_checkpoints_are_listed_by_full_reference(store: CheckpointStore) -> Non
     assert store.list() == [f"acme/{RUN}/step-1", f"acme/{RUN}/step-2"]
 
 
-def test_a_missing_checkpoint_says_what_could_be_meant(store: CheckpointStore) -> None:
+def test_the_error_for_a_missing_checkpoint_explains_snapshots(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointNotFound, match=r"step-9\. Sampler snapshots are not checkpoints"):
         store.load(ref("step-9"))
 
 
-def test_digests_tell_weights_and_optimizers_apart(store: CheckpointStore) -> None:
+def test_weights_and_optimizer_have_separate_digests(store: CheckpointStore) -> None:
     first = store.save(ref("a"), SPEC, STATE)
     same = store.save(ref("b"), SPEC, STATE)
     later = store.save(ref("c"), SPEC, dataclasses.replace(STATE, step=4))
@@ -94,7 +94,7 @@ def test_bare_names_belong_to_a_run() -> None:
     "text",
     ["step-1", "", "a/b", f"acme/{RUN}/Step", "acme/run-1/step-1", f"{RUN}/../x", "gs://x/y"],
 )
-def test_other_references_are_refused(text: str) -> None:
+def test_invalid_references_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="not a checkpoint reference"):
         CheckpointRef.parse(text, account="acme")
 

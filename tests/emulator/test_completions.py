@@ -43,7 +43,7 @@ def sample(client: FiretitanSamplingClient, prompt: list[int] = PROMPT, **params
 
 
 def complete(emulator: RunningEmulator, model: str, **body: Any) -> httpx.Response:
-    """A completions request as it is on the wire."""
+    """A raw completions request."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": 4, **body}
     return emulator.post("/inference/v1/completions", body)
 
@@ -83,7 +83,7 @@ def test_snapshots_of_several_versions_are_served_at_once(
     assert sums[0] == pytest.approx(float(base.sum()), abs=1e-4)
 
 
-def test_a_sampler_handle_needs_neither_service_nor_its_key(
+def test_a_sampler_handle_works_without_the_service_and_its_key(
     service: FiretitanServiceClient, trainer: Any
 ) -> None:
     client = sampler(service, snapshot(trainer, "policy"))
@@ -158,7 +158,7 @@ def test_stop_strings_end_a_completion(
     assert (stopped.tokens, stopped.stop_reason) == (free.tokens[:2], "stop")
 
 
-def test_an_answer_holds_both_logprobs_and_the_text(
+def test_a_response_holds_both_logprobs_and_the_text(
     emulator: RunningEmulator, service: FiretitanServiceClient, trainer: Any, tiny: Base
 ) -> None:
     model = model_of(service, snapshot(trainer, "policy"))
@@ -191,7 +191,7 @@ def test_an_answer_holds_both_logprobs_and_the_text(
         ({"top_logprobs": 5}, "Extra inputs are not permitted, field: 'top_logprobs'"),
     ],
 )
-def test_bad_requests_are_refused_by_name(
+def test_invalid_requests_are_refused_with_the_name_of_the_field(
     emulator: RunningEmulator, body: dict[str, Any], complaint: str
 ) -> None:
     response = complete(emulator, f"accounts/everburn/trainingSamplers/{TINY}", **body)
@@ -211,7 +211,7 @@ def test_unknown_weights_are_not_found(emulator: RunningEmulator, model: str) ->
     assert complete(emulator, model).status_code == 404
 
 
-def test_a_client_that_leaves_cancels_its_request(
+def test_a_client_that_disconnects_cancels_its_request(
     emulator: RunningEmulator, service: FiretitanServiceClient, trainer: Any
 ) -> None:
     model = model_of(service, snapshot(trainer, "policy"))
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_cancels_its_request(
     )
 
 
-def test_sampling_goes_on_during_a_long_forward_backward(
+def test_sampling_continues_during_a_long_forward_backward(
     service: FiretitanServiceClient, trainer: Any
 ) -> None:
     client = sampler(service, snapshot(trainer, "policy"))

@@ -93,7 +93,9 @@ def test_chunks_of_one_input_are_joined() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(payload: Payload, error: type[Exception], complaint: str) -> None:
+def test_the_error_names_the_invalid_field(
+    payload: Payload, error: type[Exception], complaint: str
+) -> None:
     with pytest.raises(error, match=complaint):
         parse(payload)
 

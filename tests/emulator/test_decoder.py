@@ -1,4 +1,4 @@
-"""The decoder against `transformers`, on merged adapters and on full parameters."""
+"""The decoder compared with `transformers`, with merged adapters and full parameters."""
 
 import pytest
 import torch
@@ -24,12 +24,12 @@ def test_logits_equal_those_of_transformers(tiny: Base, spec: ModelSpec | None) 
 
 
 def _decode(decoder: Decoder) -> list[torch.Tensor]:
-    """Logits at every position, with rows joining at different times."""
+    """Logits at every position; rows join at different times."""
     cache = KVCache(decoder.config)
     logits: list[list[torch.Tensor]] = [[] for _ in SEQUENCES]
     rows: list[int] = []
     consumed = [0] * len(SEQUENCES)
-    # Half of each prompt arrives at once, the rest is decoded token by token.
+    # The first half of each prompt arrives at once, the rest is decoded token by token.
     for joining in ([0, 1], [], [2, 3], [4], *[[]] * 20):
         for index in [index for index in rows if consumed[index] == len(SEQUENCES[index])]:
             position, last = rows.index(index), len(rows) - 1

@@ -1,4 +1,4 @@
-"""The managed surface, driven by the unmodified SDK: trainer jobs, deployments, hotload."""
+"""The managed surface, through the unmodified SDK: trainer jobs, deployments, hotload."""
 
 import math
 import time
@@ -56,7 +56,7 @@ def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
 
 @pytest.fixture
 def clock(emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The control plane's, in whole seconds: it stands until a test moves `now` on."""
+    """The control plane's clock, in whole seconds: it stands until a test changes `now`."""
     clock = SimpleNamespace(now=float(math.ceil(time.monotonic())))
     fixed = SimpleNamespace(monotonic=lambda: clock.now)
     monkeypatch.setattr("everburn.emulator.managed.time", fixed)
@@ -86,7 +86,7 @@ def job_config(job_id: str, rank: int = 0, **fields: Any) -> TrainerJobConfig:
 
 
 class Stage:
-    """A running job with a client on it, and a deployment that takes its weights."""
+    """A running job with a client, and a deployment that loads its exports."""
 
     def __init__(self, jobs: TrainerJobManager, deployments: DeploymentManager, rank: int) -> None:
         self.jobs, self.deployments, self.rank = jobs, deployments, rank
@@ -106,13 +106,13 @@ class Stage:
 
     def load(self, identity: str, previous: str | None = None, patience: float = PATIENCE) -> bool:
         metadata = {"previous_snapshot_identity": previous, "compression_format": "arc_v2"}
-        wait_for(lambda: self._take(identity, metadata if previous else None))
+        wait_for(lambda: self._hotload(identity, metadata if previous else None))
         return self.deployments.wait_for_hotload(
             self.deployment, TINY, identity, timeout_seconds=patience, poll_interval=0.1
         )
 
-    def _take(self, identity: str, metadata: dict[str, str | None] | None) -> bool:
-        """Whether the deployment takes the order: it may not be up yet."""
+    def _hotload(self, identity: str, metadata: dict[str, str | None] | None) -> bool:
+        """False if the deployment isn't ready yet."""
         try:
             self.deployments.hotload(self.deployment, TINY, identity, metadata)
         except httpx.HTTPStatusError as error:
@@ -126,7 +126,7 @@ class Stage:
         return status["replicas"][0]["current_snapshot_identity"]
 
     async def scores(self, tokens: list[int]) -> list[float]:
-        """Logprobs of tokens[1:] under what the deployment serves."""
+        """Logprobs of tokens[1:] from the deployment."""
         sampler = DeploymentSampler(
             self.deployments.inference_url,
             f"accounts/everburn/deployments/{self.deployment}",
@@ -160,7 +160,7 @@ def scores_of(trainer: Any) -> list[float]:
 # Jobs
 
 
-def test_a_job_is_created_once_whoever_asks_for_it(jobs: TrainerJobManager) -> None:
+def test_repeated_creation_of_a_job_returns_the_same_job(jobs: TrainerJobManager) -> None:
     job = new_id("job")
     first, second = jobs.create(job_config(job)), jobs.create(job_config(job))
     assert first == second
@@ -190,7 +190,7 @@ def test_without_capacity_a_job_is_pending(
     jobs.wait_for_ready(job, poll_interval_s=0.01)
 
 
-def test_a_job_takes_its_time_to_start(
+def test_a_job_takes_its_boot_time_to_start(
     emulator: RunningEmulator, clock: SimpleNamespace, jobs: TrainerJobManager
 ) -> None:
     emulator.admin("POST", "capacity", {"boot_seconds": 60.0})
@@ -202,7 +202,7 @@ def test_a_job_takes_its_time_to_start(
     jobs.wait_for_ready(job, poll_interval_s=0.01, timeout_s=PATIENCE)
 
 
-def test_a_failed_job_says_why_and_is_resumed_without_what_it_held(
+def test_a_failed_job_has_a_reason_and_is_resumed_without_its_models(
     emulator: RunningEmulator, full: Stage
 ) -> None:
     saved = full.trainer.save_state("state-1").result().path
@@ -221,7 +221,7 @@ def test_a_failed_job_says_why_and_is_resumed_without_what_it_held(
     full.connect().load_state_with_optimizer(saved).result()
 
 
-def test_a_job_without_activity_is_stopped(tmp_path: Path) -> None:
+def test_an_inactive_job_is_stopped(tmp_path: Path) -> None:
     with (
         running_emulator(tmp_path, session_ttl=0.2) as emulator,
         TrainerJobManager(api_key="fw_local", base_url=emulator.url) as jobs,
@@ -261,7 +261,7 @@ def test_a_model_must_fit_its_job(full: Stage) -> None:
         service.create_training_client(base_model=TINY, lora_rank=8)
 
 
-# Weights on their way to the deployment
+# Exports and hotloads
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -280,7 +280,7 @@ async def test_the_managed_client_trains_publishes_and_samples(
         cleanup_deployment_on_close="delete",
     )
     trainer = service.create_training_client()
-    for version in range(3):  # of full parameters: a base, then deltas
+    for version in range(3):  # full parameters: a base, then deltas
         step(trainer)
         path = trainer.save_weights_for_sampler(f"policy-{version}").result().path
         sampler = service.create_sampling_client(model_path=path)
@@ -313,20 +313,20 @@ def test_the_name_of_a_snapshot_is_used_once(lora: Stage) -> None:
         lora.trainer.save_weights_for_sampler_ext("v0")
 
 
-def test_a_delta_fits_only_what_it_builds_on(full: Stage) -> None:
+def test_a_delta_can_only_be_loaded_over_its_base(full: Stage) -> None:
     names = []
     for version in range(3):
         step(full.trainer)
         names.append(full.trainer.save_weights_for_sampler_ext(f"v{version}").snapshot_name)
-    assert not full.load(names[1], previous=names[0])  # which isn't there yet
+    assert not full.load(names[1], previous=names[0])  # which isn't loaded
     assert full.load(names[0])
     assert not full.load(names[2], previous=names[0])
-    assert not full.load(names[1])  # as if it were whole
+    assert not full.load(names[1])  # a delta without its previous export
     assert full.load(names[1], previous=names[0])
     assert full.load(names[2], previous=names[1])
 
 
-async def test_an_adapter_is_exported_whole_or_folded_into_the_base(lora: Stage) -> None:
+async def test_an_adapter_is_exported_whole_or_merged_into_the_base(lora: Stage) -> None:
     with pytest.raises(RequestFailedError, match="adapters are exported whole"):
         lora.trainer.save_weights_for_sampler_ext("delta", checkpoint_type="delta")
     with pytest.raises(RequestFailedError, match="differs from a new one"):
@@ -338,7 +338,7 @@ async def test_an_adapter_is_exported_whole_or_folded_into_the_base(lora: Stage)
     assert await lora.scores([2, 3, 4, 5]) == pytest.approx(own, abs=1e-4)
 
 
-def test_a_hotload_that_fails_says_so(emulator: RunningEmulator, lora: Stage) -> None:
+def test_a_failed_hotload_reports_its_error(emulator: RunningEmulator, lora: Stage) -> None:
     name = lora.trainer.save_weights_for_sampler_ext("v0").snapshot_name
     emulator.plan_fault("hot_load", "hotload_error")
     assert not lora.load(name)
@@ -360,7 +360,7 @@ def test_a_stuck_hotload_leaves_the_deployment_not_ready(
     assert (reply.status_code, reply.json()["error"]["code"]) == (425, "TOO_EARLY")
 
 
-def test_replicas_load_one_after_the_other_and_serve_what_they_have_meanwhile(
+def test_replicas_load_one_after_the_other_and_serve_the_old_weights_meanwhile(
     emulator: RunningEmulator, clock: SimpleNamespace, lora: Stage
 ) -> None:
     lora.deployments.update(lora.deployment, {"maxReplicaCount": 2}, "max_replica_count")
@@ -424,7 +424,7 @@ def test_a_deployment_may_own_the_bucket(
     assert deployments.hotload_and_wait(deployment, TINY, name, timeout_seconds=1)
 
 
-def test_a_deployment_without_replicas_serves_nobody(lora: Stage) -> None:
+def test_a_deployment_can_be_scaled_to_zero_replicas(lora: Stage) -> None:
     lora.deployments.scale_to_zero(lora.deployment)
     assert lora.deployments.hotload_check_status(lora.deployment, TINY) == {"replicas": []}
 
@@ -443,11 +443,13 @@ def test_a_checkpoint_of_another_job_is_loaded_by_its_name(
         other.trainer.load_state(f"cross_job://{lora.job}/state-9").result()
 
 
-# The unknowns, in their worst form
+# The unknowns
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_a_repeated_submission_may_be_applied_again(emulator: RunningEmulator, lora: Stage) -> None:
+def test_in_the_worst_case_a_repeated_submission_is_applied_again(
+    emulator: RunningEmulator, lora: Stage
+) -> None:
     emulator.admin("POST", "unknowns", {"applies_repetitions": True})
     emulator.plan_fault("forward_backward", "drop", applied=True)
     assert step(lora.trainer)["num_sequences"] == 2
@@ -457,7 +459,7 @@ def test_a_repeated_submission_may_be_applied_again(emulator: RunningEmulator, l
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_a_repeated_step_may_be_taken_again_on_momentum_alone(
+def test_in_the_worst_case_a_repeated_step_applies_the_momentum_again(
     emulator: RunningEmulator, lora: Stage
 ) -> None:
     step(lora.trainer)
@@ -474,7 +476,9 @@ def test_a_repeated_step_may_be_taken_again_on_momentum_alone(
         lora.trainer.optim_step(types.AdamParams()).result()
 
 
-def test_full_parameter_models_may_be_one(emulator: RunningEmulator, full: Stage) -> None:
+def test_in_the_worst_case_full_parameter_models_share_everything(
+    emulator: RunningEmulator, full: Stage
+) -> None:
     emulator.admin("POST", "unknowns", {"shares_full_parameters": True})
     first, second = full.connect(), full.connect()
     first.forward_backward([DATUM], "cross_entropy").result()
@@ -486,13 +490,15 @@ def test_full_parameter_models_may_be_one(emulator: RunningEmulator, full: Stage
     assert step(second)["step"] == 3
 
 
-def test_full_parameter_models_are_apart_otherwise(full: Stage) -> None:
+def test_in_the_best_case_full_parameter_models_are_separate(full: Stage) -> None:
     other = full.connect()
     step(other)
     assert scores_of(full.trainer) != scores_of(other)
 
 
-def test_loading_may_leave_accumulated_gradients(emulator: RunningEmulator, lora: Stage) -> None:
+def test_in_the_worst_case_loading_keeps_accumulated_gradients(
+    emulator: RunningEmulator, lora: Stage
+) -> None:
     saved = lora.trainer.save_state("state-0").result().path
     for keeps, accumulated in ((True, 2), (False, 1)):
         emulator.admin("POST", "unknowns", {"keeps_gradients": keeps})
@@ -501,7 +507,7 @@ def test_loading_may_leave_accumulated_gradients(emulator: RunningEmulator, lora
         assert step(lora.trainer)["num_sequences"] == accumulated
 
 
-def test_a_preemption_ends_the_process_in_the_middle(
+def test_a_preemption_ends_the_process_in_the_middle_of_a_step(
     emulator: RunningEmulator, full: Stage
 ) -> None:
     emulator.plan_fault("optim_step", "preempt_job")

@@ -73,7 +73,7 @@ def test_one_call_equals_several(tiny: Base, spec: ModelSpec) -> None:
     whole = random_submission(40, 60)  # several micro-batches
     finish(engine.forward_backward(whole))
     at_once = engine.gradient()
-    engine.wipe_gradients()
+    engine.clear_gradients()
     for part in (whole.examples[:7], whole.examples[7:8], whole.examples[8:]):
         finish(engine.forward_backward(dataclasses.replace(whole, examples=part)))
     per_token = 1 / (40 * 59)
@@ -89,12 +89,12 @@ def test_the_same_request_on_the_same_state_gives_the_same_bits(tiny: Base) -> N
     first, second = trained(tiny), trained(tiny)
     assert_same(first.weights(), second.weights())
     finish(first.forward_backward(random_submission(30, 50)))
-    finish(second.forward(random_submission(9, 20, seed=5)))  # anything else in between
+    finish(second.forward(random_submission(9, 20, seed=5)))  # another request in between
     finish(second.forward_backward(random_submission(30, 50)))
     assert_same(first.gradient(), second.gradient())
 
 
-def test_the_seed_makes_the_adapter(tiny: Base) -> None:
+def test_the_seed_determines_the_adapter(tiny: Base) -> None:
     def adapter(seed: int | None) -> str:
         return digest(Engine(tiny, dataclasses.replace(LORA, seed=seed)).weights())
 
@@ -103,14 +103,14 @@ def test_the_seed_makes_the_adapter(tiny: Base) -> None:
     assert adapter(None) != adapter(None)
 
 
-def test_a_seed_that_was_not_given_is_known_afterwards(tiny: Base) -> None:
+def test_a_random_seed_is_recorded_in_the_spec(tiny: Base) -> None:
     engine = Engine(tiny, ModelSpec(base_model=TINY, rank=4))
     again = Engine(tiny, engine.spec)
     assert engine.spec.alpha == 8
     assert_same(engine.weights(), again.weights())
 
 
-def test_a_new_adapter_changes_nothing_yet(tiny: Base) -> None:
+def test_a_new_adapter_does_not_change_the_logprobs(tiny: Base) -> None:
     request = random_submission(2, 10)
     adapted = finish(Engine(tiny, LORA).forward(request))
     reference = finish(Engine(tiny, FROZEN).forward(request))
@@ -126,7 +126,7 @@ def test_a_new_adapter_changes_nothing_yet(tiny: Base) -> None:
         ({"train_attn": False, "train_mlp": False}, {"lm_head"}),
     ],
 )
-def test_the_adapter_covers_what_it_is_asked_to(
+def test_the_adapter_covers_the_requested_layers(
     tiny: Base, trains: dict[str, bool], layers: set[str]
 ) -> None:
     engine = Engine(tiny, dataclasses.replace(LORA, **trains))
@@ -163,7 +163,7 @@ def test_adam_equals_torch_on_equal_gradients(tiny: Base) -> None:
 @pytest.mark.parametrize(
     ("normalization", "divisor"), [("none", 1), ("num_loss_tokens", 9), ("num_sequences", 2)]
 )
-def test_gradients_are_normalised_before_they_are_clipped(
+def test_gradients_are_normalized_before_they_are_clipped(
     tiny: Base, normalization: Any, divisor: int
 ) -> None:
     engine = trained(tiny)
@@ -196,10 +196,10 @@ def test_a_loss_that_overflows_accumulates_nothing(tiny: Base) -> None:
     assert_same(before, engine.gradient())
 
 
-def test_a_gradient_that_overflows_leaves_weights_and_adam_alone(tiny: Base) -> None:
+def test_a_gradient_that_overflows_changes_neither_weights_nor_adam(tiny: Base) -> None:
     engine = trained(tiny)
     before = engine.state()
-    # Each loss and each gradient is finite, their sum is not.
+    # Each loss and each gradient is finite, but not their sum.
     while all(bool(gradient.isfinite().all()) for gradient in engine.gradient().values()):
         finish(engine.forward_backward(submission([1, 2], weight=1e36)))
     with pytest.raises(NonFinite, match="unchanged"):
@@ -210,7 +210,7 @@ def test_a_gradient_that_overflows_leaves_weights_and_adam_alone(tiny: Base) -> 
     assert before.step == after.step
 
 
-def test_broken_weights_are_not_handed_out(tiny: Base) -> None:
+def test_weights_that_are_not_finite_are_not_exported(tiny: Base) -> None:
     engine = Engine(tiny, LORA)
     finish(engine.forward_backward(random_submission(2, 10)))
     # Half of a new adapter has no gradient yet: Adam divides zero by zero.
@@ -221,7 +221,7 @@ def test_broken_weights_are_not_handed_out(tiny: Base) -> None:
 
 
 @pytest.mark.parametrize("spec", [LORA, FULL])
-def test_load_continues_where_state_was_taken(tiny: Base, spec: ModelSpec) -> None:
+def test_training_continues_exactly_from_a_loaded_state(tiny: Base, spec: ModelSpec) -> None:
     def continue_training(engine: Engine) -> str:
         finish(engine.forward_backward(random_submission(3, 20, seed=9)))
         engine.optim_step(AdamSettings(learning_rate=1e-2), "num_loss_tokens")
@@ -230,12 +230,12 @@ def test_load_continues_where_state_was_taken(tiny: Base, spec: ModelSpec) -> No
     engine = trained(tiny, spec)
     saved = engine.state()
     expected = continue_training(engine)
-    finish(engine.forward_backward(random_submission(1, 5)))  # left over, must not survive
+    finish(engine.forward_backward(random_submission(1, 5)))  # load must clear this gradient
     engine.load(saved, optimizer=True)
     assert continue_training(engine) == expected
 
 
-def test_load_without_optimizer_starts_adam_anew(tiny: Base) -> None:
+def test_load_without_optimizer_resets_adam(tiny: Base) -> None:
     engine = trained(tiny)
     saved = engine.state()
     engine.load(saved, optimizer=False)
@@ -256,7 +256,7 @@ def test_a_frozen_model_only_computes_forward_passes(tiny: Base) -> None:
             attempt()
 
 
-def test_training_leaves_the_shared_base_model_alone(tiny: Base) -> None:
+def test_training_does_not_change_the_shared_base_model(tiny: Base) -> None:
     before = digest(tiny.merged(None))
     trained(tiny, LORA)
     trained(tiny, FULL)
@@ -271,7 +271,7 @@ def test_adam_settings_out_of_range_are_refused(settings: dict[str, float]) -> N
         AdamSettings(**settings)
 
 
-def test_an_adapter_of_nothing_is_refused(tiny: Base) -> None:
+def test_an_adapter_without_layers_is_refused(tiny: Base) -> None:
     nothing = dataclasses.replace(LORA, train_attn=False, train_mlp=False, train_unembed=False)
     with pytest.raises(InvalidInput, match="at least one"):
         Engine(tiny, nothing)

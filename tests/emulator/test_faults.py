@@ -1,4 +1,4 @@
-"""Each fault, and what the unmodified SDK makes of it."""
+"""Each fault, and the reaction of the unmodified SDK."""
 
 import time
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_submission_is_not_retried_after_410(emulator: RunningEmulator, traine
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])
-def test_polling_goes_on_after(emulator: RunningEmulator, trainer: Any, status: int) -> None:
+def test_polling_continues_after(emulator: RunningEmulator, trainer: Any, status: int) -> None:
     emulator.plan_fault("retrieve_future", "status", status=status)
     assert trainer.forward([DATUM], "cross_entropy").result().metrics["total_tokens:sum"] == 3
 
@@ -97,7 +97,7 @@ def test_lost_gradients_show_in_the_step(emulator: RunningEmulator, trainer: Any
         trainer.optim_step(ADAM).result()
 
 
-def test_a_session_can_expire_in_the_middle(emulator: RunningEmulator) -> None:
+def test_a_session_can_expire_before_a_step(emulator: RunningEmulator) -> None:
     service = emulator.connect()
     trainer = service.create_lora_training_client(base_model=TINY, rank=2)
     trainer.forward_backward([DATUM], "cross_entropy").result()
@@ -108,7 +108,7 @@ def test_a_session_can_expire_in_the_middle(emulator: RunningEmulator) -> None:
     service.close()
 
 
-def test_a_fault_aimed_at_what_is_gone_answers_so(emulator: RunningEmulator) -> None:
+def test_a_fault_for_an_unknown_session_answers_not_found(emulator: RunningEmulator) -> None:
     emulator.plan_fault("session_heartbeat", "expire_session")
     assert emulator.post("/api/v1/session_heartbeat", {"session_id": "ts-0"}).status_code == 404
 
@@ -147,16 +147,16 @@ def test_sampling_is_retried_by_the_sdk(
     assert sample(client, seed=1).tokens == sample(client, seed=1).tokens
 
 
-def test_faults_hit_the_requests_they_are_planned_for(
-    emulator: RunningEmulator, trainer: Any
-) -> None:
+def test_faults_hit_only_the_planned_requests(emulator: RunningEmulator, trainer: Any) -> None:
     emulator.plan_fault("get_info", "status", status=404, after=1, count=2)
     body = {"model_id": trainer.model_id}
     statuses = [emulator.post("/api/v1/get_info", body).status_code for _ in range(5)]
     assert statuses == [200, 404, 404, 200, 200]
 
 
-def test_a_look_at_an_operation_is_no_request_of_it(emulator: RunningEmulator) -> None:
+def test_admin_requests_about_an_operation_do_not_count_as_its_requests(
+    emulator: RunningEmulator,
+) -> None:
     before = emulator.arrivals("optim_step")
     emulator.plan_fault("optim_step", "status")
     assert emulator.arrivals("optim_step") == before
@@ -171,7 +171,7 @@ def test_a_look_at_an_operation_is_no_request_of_it(emulator: RunningEmulator) -
         ({"kind": "drop"}, "operation must be"),
     ],
 )
-def test_faults_that_make_no_sense_are_refused(
+def test_invalid_faults_are_refused(
     emulator: RunningEmulator, fault: dict[str, str], complaint: str
 ) -> None:
     reply = httpx.post(f"{emulator.url}/emulator/faults", json=fault)
@@ -180,7 +180,9 @@ def test_faults_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize(("permitted", "status"), [(True, 200), (False, 404)])
-async def test_faults_need_permission(tmp_path: Path, permitted: bool, status: int) -> None:
+async def test_fault_routes_exist_only_if_enabled(
+    tmp_path: Path, permitted: bool, status: int
+) -> None:
     app = create_app(EmulatorSettings(home=tmp_path, enable_faults=permitted))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
         assert (await client.get("http://emulator/emulator/state")).status_code == status

@@ -5,16 +5,16 @@ import pytest
 
 from everburn.emulator.errors import InvalidInput, SequenceBroken
 from everburn.emulator.training.futures import Operation, OperationQueue, Promise
-from everburn.emulator.training.operations import at_once
+from everburn.emulator.training.operations import single_slice
 
 
 def operation(seq_id: int, name: str = "forward") -> Operation:
     fingerprint = f"{name}-{seq_id}".encode()
-    return Operation(name, seq_id, fingerprint, Promise(f"r{seq_id}"), lambda: at_once(dict))
+    return Operation(name, seq_id, fingerprint, Promise(f"r{seq_id}"), lambda: single_slice(dict))
 
 
 class Log:
-    """A queue whose operations finish when the test says so."""
+    """A queue whose operations finish when the test calls `finished`."""
 
     def __init__(self) -> None:
         self.started: list[int] = []
@@ -52,7 +52,7 @@ async def test_a_repeated_submission_is_the_same_operation(log: Log) -> None:
     assert log.queue.find(2, first.fingerprint) is None
 
 
-async def test_one_seq_id_cannot_be_two_operations(log: Log) -> None:
+async def test_a_seq_id_cannot_be_reused_for_another_operation(log: Log) -> None:
     log.queue.put(operation(1, "forward"))
     with pytest.raises(InvalidInput, match="different forward request"):
         log.queue.find(1, operation(1, "optim_step").fingerprint)
@@ -63,7 +63,7 @@ async def test_a_seq_id_below_the_first_is_refused(log: Log) -> None:
         log.put(0)
 
 
-async def test_a_missing_predecessor_is_given_up(log: Log) -> None:
+async def test_a_missing_predecessor_breaks_the_queue(log: Log) -> None:
     waiting = operation(3)
     log.put(1)
     log.queue.put(waiting)
@@ -78,7 +78,7 @@ async def test_a_missing_predecessor_is_given_up(log: Log) -> None:
     assert log.started == [1]
 
 
-async def test_a_predecessor_that_arrives_late_is_in_time(log: Log) -> None:
+async def test_a_late_predecessor_does_not_break_the_queue(log: Log) -> None:
     log.put(2)
     log.put(1)
     log.queue.finished()
@@ -102,7 +102,7 @@ async def test_a_result_can_be_read_any_number_of_times() -> None:
 
 
 @pytest.mark.parametrize("end", [Promise.abandon, lambda promise: promise.resolve(b"{}")])
-async def test_who_waits_is_woken(end: Callable[[Promise], None]) -> None:
+async def test_waiters_are_woken(end: Callable[[Promise], None]) -> None:
     promise = Promise("r1")
     waiting = asyncio.create_task(promise.wait(10))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Each loss against its formula, computed one token at a time with plain floats."""
+"""Each loss compared with its formula, computed token by token with plain floats."""
 
 import math
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_cispo_weighs_the_logprob_by_the_clipped_ratio() -> None:
     )
 
 
-def test_dro_penalises_the_squared_distance() -> None:
+def test_dro_penalizes_the_squared_distance() -> None:
     assert evaluate("dro", {"beta": 0.3}) == pytest.approx(
         by_token(lambda p, q, a: -(p * a - 0.15 * (p - q) ** 2))
     )
@@ -97,7 +97,7 @@ def test_dppo_masks_updates_that_widen_the_divergence(divergence: str, threshold
 
     values = evaluate("dppo", {"divergence": divergence, "threshold": threshold})
     assert values == pytest.approx(by_token(formula))
-    assert [values[i] for i in TRAINED].count(0.0) == 2  # the mask was at work, but not everywhere
+    assert [values[i] for i in TRAINED].count(0.0) == 2  # some tokens are masked, not all
 
 
 def test_reinforce_ignores_recorded_logprobs_unless_weighted() -> None:
@@ -166,7 +166,7 @@ def test_diagnostics_measure_the_distance_over_trained_tokens() -> None:
         ("dro", {"report_policy_diagnostics": 1}, "true or false"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
+def test_invalid_settings_are_refused(
     name: str, config: dict[str, object] | None, complaint: str
 ) -> None:
     with pytest.raises(InvalidInput, match=complaint):

@@ -23,7 +23,7 @@ def control(emulator: RunningEmulator) -> Iterator[FireworksClient]:
 def trained_snapshot(
     service: FiretitanServiceClient, trainer: Any, control: FireworksClient
 ) -> str:
-    """The resource name of a snapshot of a trained model, as the control plane lists it."""
+    """The control plane's resource name of a snapshot of a trained model."""
     trainer.forward_backward([supervised([1, 2, 3, 4])], "cross_entropy").result()
     trainer.optim_step(types.AdamParams(learning_rate=0.01)).result()
     path = snapshot(trainer, "policy-1")
@@ -46,7 +46,7 @@ def test_a_snapshot_becomes_a_model(
         control.promote_session_checkpoint(name, "my-adder", TINY)
 
 
-def test_what_cannot_be_promoted_says_why(
+def test_invalid_promotions_are_refused_with_the_reason(
     service: FiretitanServiceClient, trainer: Any, control: FireworksClient
 ) -> None:
     name = trained_snapshot(service, trainer, control)

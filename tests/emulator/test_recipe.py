@@ -1,4 +1,4 @@
-"""Recipes: what changes a model changes its identity."""
+"""Recipes and their identity."""
 
 import random
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_the_identity_changes_with_the_recipe(change: dict) -> None:
     assert greeting().identity == greeting().identity
 
 
-def test_sums_that_are_held_out_are_in_no_demonstration() -> None:
+def test_held_out_sums_are_in_no_demonstration() -> None:
     held_out = {sums.problem(pair) for pair in sums.held_out_pairs()}
     shown = list(islice(base_model.recipe().stream(), 16_000))
     assert held_out.isdisjoint(problem for (problem, _), _ in shown)

@@ -27,7 +27,7 @@ def open_batch(base: Base) -> Batch:
 
 
 def ticket(prompt: Sequence[int], max_tokens: int = 20, **params: object) -> Ticket:
-    return Ticket(prompt, SamplingParams(max_tokens=max_tokens, **params), lambda done: None)
+    return Ticket(prompt, SamplingParams(max_tokens=max_tokens, **params))
 
 
 def run(batch: Batch, *tickets: Ticket) -> list[Completion]:
@@ -35,13 +35,11 @@ def run(batch: Batch, *tickets: Ticket) -> list[Completion]:
         batch.add(one)
     while batch.busy:
         batch.step()
-    completions = [one.completion for one in tickets]
-    assert all(completions)
-    return [completion for completion in completions if completion]
+    return [one.completion.result(0) for one in tickets]
 
 
 def distribution(temperature: float, top_k: int, top_p: float) -> list[float]:
-    """The definition, on plain floats."""
+    """The expected distribution, with plain floats."""
     weights = [math.exp(logit / temperature) for logit in LOGITS.tolist()]
     ranked = sorted(range(len(weights)), key=lambda i: -weights[i])[: top_k or None]
     total = sum(weights[i] for i in ranked)
@@ -92,7 +90,7 @@ def test_rows_with_different_settings_share_a_draw() -> None:
     assert logprobs[0] == pytest.approx(math.log(distribution(1, 0, 1)[0]), abs=1e-5)
 
 
-def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(tiny: Base) -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch(tiny: Base) -> None:
     alone = run(open_batch(tiny), ticket([1, 2, 3], seed=5))[0]
     company = [ticket([i] * (1 + i % 7), seed=i, max_tokens=3 + i % 11) for i in range(40)]
     together = run(open_batch(tiny), *company[:20], ticket([1, 2, 3], seed=5), *company[20:])[20]
@@ -109,8 +107,7 @@ def test_requests_join_and_leave_between_tokens(tiny: Base) -> None:
     run(batch)
     for i, one in enumerate(tickets):
         expected = run(reference, ticket([1 + i, 2, 3 + i], max_tokens=4 + 3 * i, seed=i))[0]
-        assert one.completion is not None
-        assert one.completion.tokens == expected.tokens
+        assert one.completion.result(0).tokens == expected.tokens
 
 
 def test_without_a_seed_draws_differ(batch: Batch) -> None:
@@ -177,7 +174,7 @@ def test_a_cancelled_request_leaves_the_batch(batch: Batch) -> None:
     running.cancelled = waiting.cancelled = True
     batch.step()
     assert batch.unfinished() == [kept]
-    assert running.completion is waiting.completion is None
+    assert not running.completion.done() and not waiting.completion.done()
 
 
 def test_more_requests_than_rows_are_all_served(batch: Batch) -> None:
@@ -186,18 +183,15 @@ def test_more_requests_than_rows_are_all_served(batch: Batch) -> None:
 
 
 def test_batches_of_different_weights_take_turns(tiny: Base) -> None:
-    sampler, finished = Sampler(), []
-    for key in ("old", "new"):
-        one = Ticket(
-            [1, 2], SamplingParams(max_tokens=5), lambda done, key=key: finished.append(key)
-        )
+    sampler, tickets = Sampler(), [ticket([1, 2], max_tokens=5) for _ in range(2)]
+    for key, one in zip(("old", "new"), tickets, strict=True):
         sampler.add(key, lambda: open_batch(tiny), one)
     while sampler.busy:
         assert sampler.step() == []
-    assert sorted(finished) == ["new", "old"]
+    assert all(one.completion.done() for one in tickets)
 
 
-def test_a_forgotten_batch_hands_back_its_requests(tiny: Base) -> None:
+def test_a_forgotten_batch_returns_its_requests(tiny: Base) -> None:
     sampler, one = Sampler(), ticket([1, 2])
     sampler.add("policy", lambda: open_batch(tiny), one)
     assert sampler.forget("policy") == [one]

@@ -1,4 +1,4 @@
-"""What lives how long: sessions, their models and snapshots, checkpoints."""
+"""Lifetimes of sessions, their models and snapshots, and checkpoints."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +31,12 @@ def refused(call: Any) -> APIStatusError:
     return caught.value
 
 
-def test_a_session_without_signs_of_life_expires(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running_emulator(tmp_path, gap_timeout=2) as emulator:  # it looks every 0.5 s
+def test_an_inactive_session_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_emulator(tmp_path, gap_timeout=2) as emulator:  # it checks every 0.5 s
         service = emulator.connect()
         trainer = service.create_lora_training_client(base_model=TINY, rank=2)
         path = snapshot(trainer, "policy")
-        # Only now, for making a model may take long. The SDK beats every 10 s.
+        # Not earlier: making a model may take longer. The SDK's heartbeat comes every 10 s.
         settings = replace(emulator.emulator.settings, session_ttl=0.2)
         monkeypatch.setattr(emulator.emulator, "settings", settings)
         wait_for(lambda: emulator.admin("GET", "state")["sessions"] == {})
@@ -52,7 +50,7 @@ def test_a_session_without_signs_of_life_expires(
         service.close()
 
 
-def test_signs_of_life_keep_a_session_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activity_keeps_a_session_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(
         "everburn.emulator.sessions.time", SimpleNamespace(monotonic=lambda: clock.now)
@@ -62,11 +60,11 @@ def test_signs_of_life_keep_a_session_alive(monkeypatch: pytest.MonkeyPatch) -> 
     clock.now += 50
     sessions.touch(alive.session_id)
     clock.now += 20
-    assert sessions.overdue(60) == [silent.session_id]
-    assert sessions.overdue(80) == []
+    assert sessions.inactive(60) == [silent.session_id]
+    assert sessions.inactive(80) == []
 
 
-def test_a_heartbeat_is_a_sign_of_life(emulator: RunningEmulator) -> None:
+def test_a_heartbeat_counts_as_activity(emulator: RunningEmulator) -> None:
     session_id = emulator.post("/api/v1/create_session", {}).json()["session_id"]
     session = emulator.emulator.sessions.get(session_id)
     created = session.last_seen
@@ -87,7 +85,7 @@ def test_deleting_a_session_frees_everything(
     assert complete(emulator, standalone).status_code == 404
     with pytest.raises(RuntimeError, match="its session has ended"):
         emulator.connect().create_sampling_client(model_path=path)
-    warm_up(trainer)  # others go on
+    warm_up(trainer)  # another session continues
     other.close()
 
 
@@ -101,7 +99,7 @@ def test_a_client_is_unusable_after_a_refusal(emulator: RunningEmulator) -> None
     service.close()
 
 
-def test_a_test_neednt_wait_for_silent_sessions_to_expire(tmp_path: Path) -> None:
+def test_a_test_can_expire_inactive_sessions_at_once(tmp_path: Path) -> None:
     with running_emulator(tmp_path) as emulator:
         service = emulator.connect()
         emulator.admin("POST", "expire_silent", {"seconds": 3600})
@@ -111,7 +109,7 @@ def test_a_test_neednt_wait_for_silent_sessions_to_expire(tmp_path: Path) -> Non
         service.close()
 
 
-def test_checkpoints_outlive_a_restart_and_nothing_else_does(tmp_path: Path) -> None:
+def test_only_checkpoints_outlive_a_restart(tmp_path: Path) -> None:
     with running_emulator(tmp_path) as emulator:
         service = emulator.connect()
         trainer = service.create_lora_training_client(base_model=TINY, rank=2)
@@ -138,7 +136,7 @@ def test_checkpoints_outlive_a_restart_and_nothing_else_does(tmp_path: Path) -> 
         fresh.close()
 
 
-def test_an_operation_that_never_arrives_is_given_up(tmp_path: Path) -> None:
+def test_an_operation_that_never_arrives_breaks_the_sequence(tmp_path: Path) -> None:
     with running_emulator(tmp_path, gap_timeout=0.2) as emulator:
         service = emulator.connect()
         trainer = service.create_lora_training_client(base_model=TINY, rank=2)
@@ -172,7 +170,7 @@ def test_unknown_addresses_are_not_found(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model_id": 3}'])
-def test_bodies_that_are_no_requests_are_refused(emulator: RunningEmulator, body: bytes) -> None:
+def test_malformed_bodies_are_refused(emulator: RunningEmulator, body: bytes) -> None:
     reply = httpx.post(f"{emulator.base_url}/api/v1/optim_step", content=body)
     assert reply.status_code == 400
 

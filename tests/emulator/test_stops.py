@@ -1,4 +1,4 @@
-from everburn.emulator.sampling.stops import EnderCache, StopStrings
+from everburn.emulator.sampling.stops import StopStrings, StopTokens
 
 
 class Bytes:
@@ -21,8 +21,8 @@ TOKENIZER = Bytes()
 
 
 def stops_after(strings: list[str], tokens: list[int]) -> tuple[int, str] | None:
-    """Number of tokens after which a stop string matches, and which."""
-    matcher = StopStrings(EnderCache(TOKENIZER, len(TOKENIZER)), strings)
+    """The number of tokens after which a stop string matches, and that string."""
+    matcher = StopStrings(StopTokens(TOKENIZER, len(TOKENIZER)), strings)
     for count in range(1, len(tokens) + 1):
         if stop := matcher.match(tokens[:count]):
             return count, stop
@@ -49,16 +49,16 @@ def test_a_character_of_several_tokens_is_found() -> None:
     assert stops_after(["日本"], TOKENIZER.encode("in 日本!")) == (9, "日本")
 
 
-def test_what_is_not_there_does_not_stop() -> None:
+def test_an_absent_stop_string_does_not_match() -> None:
     assert stops_after(["zz", "日"], TOKENIZER.encode("a bz cz 月")) is None
 
 
-def test_a_vocabulary_larger_than_the_tokenizer_is_fine() -> None:
-    assert EnderCache(TOKENIZER, 1000).of("\n") == {10, 256} | set(range(128, 256))
+def test_the_vocabulary_may_be_larger_than_the_tokenizer() -> None:
+    assert StopTokens(TOKENIZER, 1000).completing("\n") == {10, 256} | set(range(128, 256))
 
 
 def test_the_text_before_a_stop_string_leaves_out_special_tokens() -> None:
-    stops = StopStrings(EnderCache(TOKENIZER, len(TOKENIZER)), ["d>", "<|im_end|>", "b"])
+    stops = StopStrings(StopTokens(TOKENIZER, len(TOKENIZER)), ["d>", "<|im_end|>", "b"])
     assert stops.text_before([*TOKENIZER.encode("so"), 258, 257], "d>") == "so</en"
     assert stops.text_before([*TOKENIZER.encode("so"), 258], "<|im_end|>") == "so"
     assert stops.text_before([*TOKENIZER.encode("x"), 256], "b") == "xa"

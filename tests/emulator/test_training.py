@@ -28,7 +28,7 @@ SEQUENCES = [[9, 4, 33, 60, 2, 17], [5, 6, 7, 8], [40, 41, 42, 43, 44, 45, 46, 4
 
 
 def warm_up(trainer: Any) -> None:
-    """Two steps, after which no half of the adapter is zero any more."""
+    """Two steps, after which neither half of the adapter is zero."""
     for _ in range(2):
         trainer.forward_backward(
             [supervised(tokens) for tokens in SEQUENCES], "cross_entropy"
@@ -64,7 +64,7 @@ def test_the_gradient_equals_plain_torch(
     data, datums = [], []
     for tokens in SEQUENCES:
         current = reference.policy_logprobs(tiny.model, adapter, 8.0, tokens).detach()
-        # Far enough from the current policy that thresholds bite, on both sides.
+        # Far enough from the current policy to exceed both clipping thresholds.
         recorded = (current + torch.randn(len(current), generator=generator)).tolist()
         advantages = (0.05 * torch.randn(len(current), generator=generator)).tolist()
         if loss == "gspo":
@@ -176,7 +176,7 @@ def test_a_repeated_seq_id_changes_nothing(emulator: RunningEmulator, trainer: A
     applied = {"forward_backward": 1, "optim_step": 1}
     assert emulator.model_state(trainer.model_id)["applied"] == applied
 
-    assert submit("forward_backward", backward) == request_id  # also long after
+    assert submit("forward_backward", backward) == request_id  # also after later operations
     assert emulator.model_state(trainer.model_id)["applied"] == applied
     other = {**step, "adam_params": {"learning_rate": 0.2}}
     collision = emulator.post("/api/v1/optim_step", other)
@@ -226,7 +226,7 @@ def test_a_checkpoint_continues_in_another_session(emulator: RunningEmulator, tr
     expected = digests(emulator, trainer.save_state("next").result().path)
 
     other = emulator.connect()
-    # The SDK creates models from a checkpoint with alpha 32, whatever the checkpoint's own.
+    # The SDK always creates models from a checkpoint with alpha 32.
     resumed = other.create_training_client_from_state_with_optimizer(saved)
     train_step(resumed, SEQUENCES[0])
     assert digests(emulator, resumed.save_state("next").result().path) == expected
@@ -343,7 +343,7 @@ def test_bad_content_is_a_typed_result_and_changes_nothing(
         attempt(trainer).result()
     assert caught.value.category == "user"
     assert emulator.admin("GET", f"digest/{trainer.model_id}") == before
-    assert train_step(trainer, SEQUENCES[0])["num_sequences"] == 1  # the client goes on working
+    assert train_step(trainer, SEQUENCES[0])["num_sequences"] == 1  # the client stays usable
 
 
 def test_a_snapshot_is_not_a_checkpoint(trainer: Any) -> None:
@@ -383,14 +383,14 @@ def test_names_are_used_once(trainer: Any) -> None:
         ({"base_model": TINY, "projection_head_dim": 4}, "projection_head_dim"),
     ],
 )
-def test_models_that_cannot_be_made_are_refused(
+def test_invalid_models_are_refused(
     service: FiretitanServiceClient, creation: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(RequestFailedError, match=complaint):
         service.create_lora_training_client(**creation)
 
 
-def test_a_repeated_creation_is_one_model(emulator: RunningEmulator) -> None:
+def test_a_repeated_creation_makes_one_model(emulator: RunningEmulator) -> None:
     session = emulator.post("/api/v1/create_session", {}).json()["session_id"]
     body = {
         "session_id": session,
@@ -406,10 +406,10 @@ def test_a_repeated_creation_is_one_model(emulator: RunningEmulator) -> None:
 
 
 @pytest.mark.parametrize("literal", ["NaN", "null", "1e39"])
-def test_numbers_that_are_none_are_refused_by_name(
+def test_numbers_that_are_not_finite_are_refused_with_the_name_of_the_field(
     emulator: RunningEmulator, trainer: Any, literal: str
 ) -> None:
-    """The SDK refuses NaN itself; other clients may write it in any of these ways."""
+    """The SDK refuses NaN itself; other clients may send these literals."""
     data = (
         '{"model_input": {"chunks": [{"tokens": [1]}]}, "loss_fn_inputs": '
         '{"target_tokens": {"data": [2]}, "weights": {"data": [' + literal + "]}}}"
@@ -448,7 +448,7 @@ def test_unloading_frees_a_model_and_its_snapshots(
     assert "was unloaded" in reply.text
 
 
-def test_a_result_takes_as_long_as_it_takes(
+def test_polling_returns_try_again_until_there_is_a_result(
     emulator: RunningEmulator, trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everburn.emulator.http.training_routes.LONG_POLL_SECONDS", 0.01)

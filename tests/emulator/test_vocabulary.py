@@ -1,4 +1,4 @@
-"""Vocabularies: one text, one way to read it, in Python and by the tokenizer's files."""
+"""Vocabularies: Python and the tokenizer's files encode a text equally."""
 
 import pytest
 from hypothesis import given
@@ -24,24 +24,24 @@ def test_the_longest_token_is_taken() -> None:
 
 
 @given(parts=st.lists(st.sampled_from(TOKENS[1:])))
-def test_the_tokenizer_reads_as_the_vocabulary_does(tokenizer, parts: list[str]) -> None:
+def test_the_tokenizer_encodes_like_the_vocabulary(tokenizer, parts: list[str]) -> None:
     text = "".join(parts)
     ids = tokenizer.encode(text)
     assert ids == VOCABULARY.encode(text)
     assert tokenizer.decode(ids) == text
 
 
-def test_what_no_token_fits_is_named() -> None:
-    with pytest.raises(ValueError, match="no token begins like 'xyz'"):
+def test_the_error_names_text_that_no_token_matches() -> None:
+    with pytest.raises(ValueError, match="no token matches 'xyz'"):
         VOCABULARY.encode("abxyz")
 
 
 @pytest.mark.parametrize("tokens", [(END, "a"), (PAD, "a"), (PAD, END, "a", "a"), (PAD, END, "")])
-def test_tokens_are_different_texts_with_pad_and_end(tokens: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="different texts"):
+def test_tokens_must_be_unique_and_include_pad_and_end(tokens: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="unique texts"):
         Vocabulary(tokens)
 
 
-def test_no_token_holds_the_end() -> None:
+def test_only_the_end_token_may_hold_the_end() -> None:
     with pytest.raises(ValueError, match="ends an answer"):
         Vocabulary((PAD, END, "a\n"))

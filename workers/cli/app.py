@@ -402,7 +402,7 @@ def emulator(
 
     choose(Wish("the emulator", port, "--port", asked=port))
     from everburn.emulator.http.server import EmulatorSettings, serve
-    from everburn.emulator.unknowns import KINDEST, WORST
+    from everburn.emulator.unknowns import BEST_CASE, WORST_CASE
     from workers import dotenv
     from workers.environment import let_import_from
 
@@ -411,7 +411,7 @@ def emulator(
     settings = EmulatorSettings(
         home=home.absolute(),
         enable_faults=enable_faults,
-        unknowns=WORST if worst else KINDEST,
+        unknowns=WORST_CASE if worst else BEST_CASE,
     )
     serve(settings, port)
 

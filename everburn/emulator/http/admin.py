@@ -1,4 +1,4 @@
-"""Routes for tests: plan faults, look inside. They exist only with --enable-faults."""
+"""Routes for tests: fault injection and introspection. They exist only with --enable-faults."""
 
 import dataclasses
 from typing import cast, get_args
@@ -35,13 +35,11 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
 
     @router.get("/arrivals/{operation}")
     async def arrivals(operation: str) -> Response:
-        """{"seconds": [...]}: when the last requests of an operation came, however answered."""
+        """{"seconds": [...]}: arrival times of the last requests of an operation."""
         return wire.reply({"seconds": plan.arrivals(operation)})
 
     @router.get("/state")
     async def state() -> Response:
-        """Live sessions with their models, counts of operations by name, and snapshots; jobs and
-        deployments; the switches of `unknowns.Unknowns`."""
         return wire.reply(
             {
                 "completions": emulator.completions,
@@ -63,7 +61,8 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
                 },
                 "jobs": {job.job_id: job.state for job in emulator.managed.jobs()},
                 "deployments": {
-                    each.deployment_id: each.status() for each in emulator.managed.deployments()
+                    deployment.deployment_id: deployment.status()
+                    for deployment in emulator.managed.deployments()
                 },
                 "unknowns": dataclasses.asdict(emulator.unknowns),
             }
@@ -73,7 +72,7 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
     async def weights_digest(model_id: str) -> Response:
         """sha256 of a model's current weights, as in a checkpoint's meta.json."""
         engine = emulator.sessions.model(model_id).engine
-        work = operations.at_once(lambda: digest(engine.weights()))
+        work = operations.single_slice(lambda: digest(engine.weights()))
         return wire.reply({"weights_sha256": await emulator.compute(work)})
 
     @router.post("/unknowns")
@@ -84,8 +83,8 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
 
     @router.post("/capacity")
     async def capacity(request: Request) -> Response:
-        """{"available": bool, "boot_seconds": s}: whether jobs find machines, and how long they
-        and deployments take to start on them."""
+        """{"available": bool, "boot_seconds": s}: capacity for jobs; start time of jobs and
+        deployments."""
         body = await wire.read(request)
         emulator.managed.capacity = wire.flag(body, "available", True)
         emulator.managed.boot_seconds = wire.number(body, "boot_seconds", 0.0)
@@ -93,14 +92,13 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
 
     @router.post("/hotload")
     async def hotload(request: Request) -> Response:
-        """{"seconds": s}: how long each replica loads, one after the other; it serves the old
-        weights for the first half, and is not ready for the second."""
+        """{"seconds": s}: load time per replica; replicas load one after the other."""
         emulator.managed.hotload_seconds = wire.number(await wire.read(request), "seconds", 0.0)
         return wire.reply({})
 
     @router.post("/jobs/{job_id}")
     async def interrupt_job(job_id: str, request: Request) -> Response:
-        """{"state": ..., "message": ...}: end the job's process and let it enter a state."""
+        """{"state": ..., "message": ...}: end the job's process and put the job into a state."""
         body = await wire.read(request)
         state = wire.text(body, "state")
         if state not in get_args(JobState):
@@ -115,15 +113,14 @@ def admin_routes(emulator: Emulator, plan: FaultPlan) -> APIRouter:
 
     @router.post("/expire_silent")
     async def expire_silent(request: Request) -> Response:
-        """{"seconds": s}: end the sessions that have given no sign of life for so long, for tests
-        that can't wait until the service does."""
+        """{"seconds": s}: end the sessions that have been inactive for so long."""
         emulator.expire_silent(wire.number(await wire.read(request), "seconds", 0.0))
         return wire.reply({})
 
     @router.post("/wipe_gradients/{model_id}")
     async def wipe_gradients(model_id: str) -> Response:
         engine = emulator.sessions.model(model_id).engine
-        await emulator.compute(operations.at_once(engine.wipe_gradients))
+        await emulator.compute(operations.single_slice(engine.clear_gradients))
         return wire.reply({})
 
     return router

@@ -1,11 +1,8 @@
 """The inference route: token ids in, one server-sent event out.
 
-The SDK reads the whole stream before it looks at it, so a completion is sent as a single event
-when it is finished. A client that disconnects cancels its request: an abandoned completion must
-not go on decoding beside its own retry.
-
-Owns the request's fields, what `model` may name, and the shape of the answer. Written against ASGI
-directly: this is the route that runs hundreds of times a second.
+The SDK reads the whole stream before parsing it, so a finished completion is sent as a single
+event. A client that disconnects cancels its request, so that an abandoned completion doesn't keep
+decoding next to its own retry. Uses ASGI directly: this route runs hundreds of times a second.
 """
 
 import asyncio
@@ -30,11 +27,11 @@ _FIELDS = {
     *("stream", "logprobs", "echo", "raw_output", "perf_metrics_in_response"),
     *("include_routing_matrix", "prompt_cache_key"),
 }
-"""Some are accepted and need nothing done: token ids and logprobs are always in the answer."""
+"""Some have no effect: token ids and logprobs are always in the response."""
 
 _CLOSE = {"connection": "close"}
-"""The SDK's HTTP pool looks at every pair of its idle connections for each request: with 64 of
-them that takes longer (measured: 6 ms of the client's processor) than to open a new one.
+"""The SDK's HTTP pool compares every pair of its idle connections for each request. With 64 of them
+that takes longer (6 ms of the client's CPU, measured) than to open a new connection.
 """
 
 _IN_SESSION = re.compile(
@@ -63,48 +60,50 @@ class CompletionsRoute:
             await response(scope, receive, send)
 
     async def _respond(self, request: Request, receive: Receive) -> Response | None:
-        """The answer; None if the client has gone."""
+        """The response; None if the client has disconnected."""
         body = await wire.read(request)
         prompt, params = parse_request(body)
         target = await self._resolve(wire.text(body, "model"))
-        ticket, finished = self._emulator.sample(target, prompt, params)
-        gone = asyncio.ensure_future(receive())
+        ticket = self._emulator.sample(target, prompt, params)
+        completion = asyncio.wrap_future(ticket.completion)
+        disconnected = asyncio.ensure_future(receive())
+        either: set[asyncio.Future[Any]] = {completion, disconnected}
         try:
-            await asyncio.wait((gone, finished), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ticket.cancelled = not finished.done()
-            gone.cancel()
+            ticket.cancelled = completion.cancel()
+            disconnected.cancel()
         self._emulator.completions["cancelled" if ticket.cancelled else "finished"] += 1
         if ticket.cancelled:
             return None
-        return _answer(body, ticket, finished.result())
+        return _response(body, ticket, completion.result())
 
     async def _resolve(self, model: str) -> Target:
-        """The weights that a request's `model` names. Raises NotFound and NotReady."""
+        """The weights that a request's `model` names. Raises NotFound or NotReady."""
         emulator = self._emulator
         account = emulator.settings.account
-        if found := _IN_SESSION.fullmatch(model):
+        if match := _IN_SESSION.fullmatch(model):
             try:
-                session = emulator.sessions.get(found["session"])
+                session = emulator.sessions.get(match["session"])
             except SessionExpired as error:
                 raise NotFound(str(error)) from error
-            if found["ref"] is None:
-                bases = [member.engine.base for member in session.models.values()]
+            if match["ref"] is None:
+                bases = [trained.engine.base for trained in session.models.values()]
                 if not bases:
-                    raise NotFound(f"session {found['session']} has no model to sample from")
+                    raise NotFound(f"session {match['session']} has no model to sample from")
                 return Target(bases[0], None)
-            ref = CheckpointRef.parse(found["ref"], account=account)
-            snapshot = emulator.sessions.snapshot(ref, found["session"])
+            ref = CheckpointRef.parse(match["ref"], account=account)
+            snapshot = emulator.sessions.snapshot(ref, match["session"])
             return Target(snapshot.base, snapshot)
-        if found := _STANDALONE.fullmatch(model):
-            if found["base"] is not None:
-                return Target(await emulator.base(found["base"]), None)
+        if match := _STANDALONE.fullmatch(model):
+            if match["base"] is not None:
+                return Target(await emulator.base(match["base"]), None)
             snapshot = emulator.sessions.snapshot(
-                CheckpointRef.parse(found["ref"], account=account)
+                CheckpointRef.parse(match["ref"], account=account)
             )
             return Target(snapshot.base, snapshot)
-        if found := _DEPLOYMENT.fullmatch(model):
-            deployment = emulator.managed.ready_deployment(found["deployment"])
+        if match := _DEPLOYMENT.fullmatch(model):
+            deployment = emulator.managed.ready_deployment(match["deployment"])
             export = deployment.served()
             if export is None:
                 return Target(await emulator.base(deployment.request["baseModel"]), None)
@@ -113,9 +112,9 @@ class CompletionsRoute:
 
 
 def parse_request(body: Mapping[str, Any]) -> tuple[list[int], SamplingParams]:
-    """Prompt and parameters of a completions request. Raises InvalidInput, naming the field."""
+    """Prompt and parameters of a completions request. Raises InvalidInput that names the field."""
     if extra := sorted(set(body) - _FIELDS):
-        # The service's words: the SDK recognises them, and falls back where it can.
+        # The service's words: the SDK recognizes them and retries without the field if it can.
         raise InvalidInput(f"Extra inputs are not permitted, field: '{extra[0]}'")
     prompt = body.get("prompt")
     if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
@@ -149,11 +148,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _answer(body: Mapping[str, Any], ticket: Ticket, finished: Ticket) -> Response:
-    if ticket.error is not None:
-        raise ticket.error
-    assert finished.completion is not None
-    payload = _payload(ticket, finished.completion)
+def _response(body: Mapping[str, Any], ticket: Ticket, completion: Completion) -> Response:
+    payload = _payload(ticket, completion)
     if not body.get("stream"):
         return wire.reply(payload)
     event = b"data: " + wire.encode(payload) + b"\n\ndata: [DONE]\n\n"

@@ -1,7 +1,7 @@
-"""Routes of the control plane under /v1: accounts, models, training sessions and their promotion.
+"""Routes of the control plane under /v1: accounts, models, training sessions and promotion.
 
-Owns what these resources look like on the wire. Does not own sessions (`emulator/sessions.py`) or
-promoted models (`emulator/models/registry.py`).
+Owns their JSON. Doesn't own sessions (emulator/sessions.py) or promoted models
+(emulator/models/registry.py).
 """
 
 from typing import Any
@@ -38,11 +38,11 @@ def control_plane_routes(emulator: Emulator) -> APIRouter:
             )
         if owner != account:
             raise NotFound(f"there is no model {name}")
-        return wire.reply(emulator.models.get(name).described())
+        return wire.reply(emulator.models.get(name).as_json())
 
     @router.get(f"{sessions}/checkpoints")
     async def checkpoints(account_id: str, session_id: str) -> Response:
-        """Sampler snapshots, which can be promoted, oldest first."""
+        """Sampler snapshots, oldest first; each can be promoted."""
         session = _session(emulator, account_id, session_id)
         rows = [_row(account, session, snapshot) for snapshot in session.snapshots.values()]
         return wire.reply({"trainingSessionCheckpoints": rows})
@@ -51,7 +51,7 @@ def control_plane_routes(emulator: Emulator) -> APIRouter:
     async def promote(
         account_id: str, session_id: str, checkpoint: str, request: Request
     ) -> Response:
-        """`<checkpoint>:promote`: a snapshot becomes a model of the account."""
+        """`<checkpoint>:promote`: make a model of a snapshot."""
         name, _, action = checkpoint.partition(":")
         if action != "promote":
             raise NotFound(f"unknown action {action!r} of a checkpoint")
@@ -60,7 +60,7 @@ def control_plane_routes(emulator: Emulator) -> APIRouter:
         if snapshot is None:
             raise NotFound(f"session {session_id} has no sampler snapshot {name}")
         promoted = await emulator.promote(snapshot, await wire.read(request))
-        return wire.reply({"model": promoted.described()})
+        return wire.reply({"model": promoted.as_json()})
 
     @router.delete(sessions)
     async def delete_training_session(account_id: str, session_id: str) -> Response:

@@ -4,10 +4,10 @@
     /v1/accounts/<account>/deployments[/<deployment>]          deployments
     /v1/accounts/<account>/trainingShapes/<shape>[/versions]   what a shape prescribes
     /training/v1/rlorTrainerJobs/<account>/<job>/api/v1/...    a job's trainer (training_routes.py)
-    /hot_load/v1/models/hot_load                               load weights, and how far it is
+    /hot_load/v1/models/hot_load                               load weights; status of the load
 
-Sampling at a deployment goes to /inference/v1/completions (completions.py). Owns the shape of
-requests and answers; what they do: emulator/managed.py.
+Sampling from a deployment goes to /inference/v1/completions (completions.py). Owns the shape of
+requests and responses. Doesn't own the state behind them (emulator/managed.py).
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ JOBS = "/v1/accounts/{account}/rlorTrainerJobs"
 DEPLOYMENTS = "/v1/accounts/{account}/deployments"
 SHAPES = "/v1/accounts/{owner}/trainingShapes/{shape}"
 POSITIONS = 256
-"""maxSupportedContextLength of every shape: what the built-in base models have."""
+"""maxSupportedContextLength of every shape: that of the built-in base models."""
 
 
 def managed_routes(emulator: Emulator) -> APIRouter:
@@ -39,20 +39,20 @@ def managed_routes(emulator: Emulator) -> APIRouter:
         config = body.get("trainingConfig")
         if not isinstance(config, dict):
             raise InvalidInput("trainingConfig must be an object")
-        await emulator.base(wire.text(config, "baseModel"))  # refuses unknown ones
-        return wire.reply(managed.create_job(job_id, body).describe(account))
+        await emulator.base(wire.text(config, "baseModel"))  # refuses unknown base models
+        return wire.reply(managed.create_job(job_id, body).as_json(account))
 
     @router.get(JOBS)
     async def list_jobs() -> Response:
-        return wire.reply({"rlorTrainerJobs": [job.describe(account) for job in managed.jobs()]})
+        return wire.reply({"rlorTrainerJobs": [job.as_json(account) for job in managed.jobs()]})
 
     @router.get(JOBS + "/{job}")
     async def get_job(job: str) -> Response:
-        return wire.reply(managed.job(job).describe(account))
+        return wire.reply(managed.job(job).as_json(account))
 
     @router.post(JOBS + "/{job}:resume")
     async def resume_job(job: str) -> Response:
-        return wire.reply(managed.resume_job(job).describe(account))
+        return wire.reply(managed.resume_job(job).as_json(account))
 
     @router.delete(JOBS + "/{job}")
     async def delete_job(job: str) -> Response:
@@ -61,13 +61,13 @@ def managed_routes(emulator: Emulator) -> APIRouter:
 
     @router.get(JOBS + "/{job}/checkpoints")
     async def job_checkpoints(job: str) -> Response:
-        """Exports for samplers; a difference can't stand alone as a model."""
+        """Sampler exports; a delta can't be promoted."""
         rows = [_export(account, job, export) for export in managed.exports(job).values()]
         return wire.reply({"checkpoints": rows})
 
     @router.post("/v1/accounts/{owner}/checkpoints/{checkpoint}")
     async def promote(owner: str, checkpoint: str, request: Request) -> Response:
-        """`<checkpoint>:promote`: an export of the job that the body names becomes a model."""
+        """`<checkpoint>:promote`: make a model of an export of the job that the body names."""
         identity, _, action = checkpoint.partition(":")
         if action != "promote":
             raise NotFound(f"unknown action {action!r} of a checkpoint")
@@ -78,10 +78,10 @@ def managed_routes(emulator: Emulator) -> APIRouter:
             raise NotFound(f"trainer job {job} has no export {identity}")
         if export.kind == "delta":
             raise InvalidInput(
-                f"{identity} is a difference to {export.delta_from}: export it whole"
+                f"{identity} is a delta to {export.delta_from}: export the whole model"
             )
         promoted = await emulator.promote(export.snapshot, body)
-        return wire.reply({"model": promoted.described()})
+        return wire.reply({"model": promoted.as_json()})
 
     @router.get(SHAPES + "/versions")
     async def shape_versions(owner: str, shape: str) -> Response:
@@ -97,26 +97,26 @@ def managed_routes(emulator: Emulator) -> APIRouter:
         body = await wire.read(request)
         await emulator.base(wire.text(body, "baseModel"))
         deployment = managed.create_deployment(deployment_id, body)
-        return wire.reply(deployment.describe(account, managed.state_of(deployment)))
+        return wire.reply(deployment.as_json(account, managed.state_of(deployment)))
 
     @router.get(DEPLOYMENTS)
     async def list_deployments() -> Response:
-        found = [each.describe(account, managed.state_of(each)) for each in managed.deployments()]
-        return wire.reply({"deployments": found})
+        rows = [d.as_json(account, managed.state_of(d)) for d in managed.deployments()]
+        return wire.reply({"deployments": rows})
 
-    @router.get(DEPLOYMENTS + "/{deployment}")
-    async def get_deployment(deployment: str) -> Response:
-        found = managed.deployment(deployment)
-        return wire.reply(found.describe(account, managed.state_of(found)))
+    @router.get(DEPLOYMENTS + "/{deployment_id}")
+    async def get_deployment(deployment_id: str) -> Response:
+        deployment = managed.deployment(deployment_id)
+        return wire.reply(deployment.as_json(account, managed.state_of(deployment)))
 
-    @router.patch(DEPLOYMENTS + "/{deployment}")
-    async def change_deployment(deployment: str, request: Request) -> Response:
-        changed = managed.change_deployment(deployment, await wire.read(request))
-        return wire.reply(changed.describe(account, managed.state_of(changed)))
+    @router.patch(DEPLOYMENTS + "/{deployment_id}")
+    async def change_deployment(deployment_id: str, request: Request) -> Response:
+        deployment = managed.change_deployment(deployment_id, await wire.read(request))
+        return wire.reply(deployment.as_json(account, managed.state_of(deployment)))
 
-    @router.delete(DEPLOYMENTS + "/{deployment}")
-    async def delete_deployment(deployment: str) -> Response:
-        managed.delete_deployment(deployment)
+    @router.delete(DEPLOYMENTS + "/{deployment_id}")
+    async def delete_deployment(deployment_id: str) -> Response:
+        managed.delete_deployment(deployment_id)
         return wire.reply({})
 
     @router.post("/hot_load/v1/models/hot_load")
@@ -166,7 +166,7 @@ def _deployment(request: Request) -> str:
 
 
 def _shape(owner: str, shape: str, version: str) -> dict[str, Any]:
-    """Every name is a shape here: there is no hardware to choose."""
+    """A shape of any name: there is no hardware to choose."""
     return {
         "name": f"accounts/{owner}/trainingShapes/{shape}/versions/{version}",
         "snapshot": {

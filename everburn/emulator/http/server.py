@@ -1,11 +1,11 @@
-"""The HTTP application and the process that serves it.
+"""The HTTP application and its server.
 
-/v1/...                              control plane (control_plane.py)
+/v1/...                              control plane (control_plane.py, managed_routes.py)
 /training/v1/serverless/api/v1/...   training (training_routes.py)
 /training/v1/serverless/inference/.. sampling (completions.py)
-/training/v1/rlorTrainerJobs/...     training on a dedicated job; jobs, deployments, hotload:
-                                     managed_routes.py
-/inference/...                       sampling at a deployment
+/training/v1/rlorTrainerJobs/...     training on a dedicated job (managed_routes.py)
+/hot_load/...                        hotload (managed_routes.py)
+/inference/...                       sampling from a deployment (completions.py)
 /emulator/...                        tests only (admin.py), with --enable-faults
 """
 
@@ -35,8 +35,8 @@ UVICORN_OPTIONS: dict[str, Any] = {
     "host": "127.0.0.1",
     "log_level": "warning",
     "access_log": False,
-    # Clients drop idle connections first: a server that closes one as a request arrives looks
-    # like a network failure.
+    # Longer than clients keep idle connections: closing one as a request arrives would look like a
+    # network failure.
     "timeout_keep_alive": 120,
 }
 
@@ -47,9 +47,9 @@ def create_app(settings: EmulatorSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         emulator.start()
-        watching = asyncio.create_task(emulator.watch())
+        watch = asyncio.create_task(emulator.watch())
         yield
-        watching.cancel()
+        watch.cancel()
         await emulator.stop()
 
     app = FastAPI(title="Everburn emulator", lifespan=lifespan)
@@ -62,7 +62,7 @@ def create_app(settings: EmulatorSettings) -> FastAPI:
         completions = Route(
             f"{prefix}/inference/v1/completions", CompletionsRoute(emulator), methods=["POST"]
         )
-        app.router.routes.insert(0, completions)  # the busiest; routes are tried in order
+        app.router.routes.insert(0, completions)  # the busiest route first: they are tried in order
 
     if settings.enable_faults:
         plan = FaultPlan()
@@ -74,7 +74,7 @@ def create_app(settings: EmulatorSettings) -> FastAPI:
 def serve(settings: EmulatorSettings, port: int) -> None:
     """Serve on 127.0.0.1 until interrupted."""
     app = create_app(settings)
-    # A collection that visits all of torch and transformers takes a tenth of a second.
+    # Garbage collection of all torch and transformers objects takes 0.1 s.
     gc.freeze()
     uvicorn.run(app, port=port, **UVICORN_OPTIONS)
 

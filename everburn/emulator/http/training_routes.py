@@ -1,7 +1,7 @@
 """Routes of the training protocol (Tinker's JSON under /api/v1).
 
-Owns which request names which operation, and the shape of the replies. The serverless service and
-every dedicated trainer job (managed_routes.py) have the same ones, under prefixes of their own.
+The serverless service and every dedicated trainer job (managed_routes.py) have the same routes,
+under different prefixes.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from everburn.emulator.training.checkpoints import CheckpointRef
 from everburn.emulator.training.futures import Promise, Result
 
 LONG_POLL_SECONDS = 5.0
-"""How long retrieve_future waits for a result before it answers try_again. The SDK gives up on a
-response after 45 s.
+"""How long retrieve_future waits for a result before it answers try_again. The SDK's timeout is
+45 s.
 """
 
 LARGE_BODY_BYTES = 1 << 18
@@ -34,7 +34,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def training_routes(emulator: Emulator) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
     store, account = emulator.checkpoints, emulator.settings.account
-    in_order: dict[str, Start] = {
+    operations_by_name: dict[str, Start] = {
         "forward": operations.forward,
         "forward_backward": operations.forward_backward,
         "optim_step": operations.optim_step,
@@ -43,7 +43,7 @@ def training_routes(emulator: Emulator) -> APIRouter:
         "save_weights_for_sampler": emulator.publish,
         "load_adapter": lambda model, body: operations.load_adapter(model, emulator.models, body),
     }
-    for name, start in in_order.items():
+    for name, start in operations_by_name.items():
         router.add_api_route(f"/{name}", _submit(emulator, name, start), methods=["POST"])
     router.add_api_route("/retrieve_future", _retrieve(emulator), methods=["POST"])
 

@@ -1,7 +1,7 @@
-"""JSON in and out of HTTP.
+"""JSON of requests and responses.
 
-Bodies are plain dicts: the hot paths carry thousands of numbers a second, and what is in them is
-checked once, where it is used.
+Bodies are plain dicts, checked where they are used: the hot paths carry thousands of numbers a
+second.
 """
 
 import json
@@ -16,11 +16,11 @@ from everburn.emulator.errors import EmulatorError, InvalidInput, http_body
 
 
 def decode(raw: bytes) -> dict[str, Any]:
-    """A request body. Raises InvalidInput if it is no JSON object."""
+    """Parse a request body. Raises InvalidInput if it isn't a JSON object."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        # Python clients may write NaN, which is no JSON; it is refused later, by name.
+        # Python clients may write NaN, which isn't JSON. The field's own check refuses it.
         try:
             body = json.loads(raw)
         except ValueError as error:

@@ -1,8 +1,8 @@
-"""The emulator's base models: which there are, and where on this machine they lie.
+"""The emulator's base models: their names and their cache on this machine.
 
-A base model is made of a recipe (recipe.py) on first use, and kept in the user's cache folder
-(EVERBURN_CACHE overrides it) under a name that changes with the recipe. Owns names, cache and lock.
-Importing this module imports neither torch nor transformers.
+A base model is made from a recipe (recipe.py) on first use and kept in the user's cache folder
+(EVERBURN_CACHE overrides it), under a name that changes with the recipe. Importing this module
+imports neither torch nor transformers.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from everburn.usercode.entrypoints import EntrypointError, call
 
 TINY = "accounts/everburn/models/tiny"
 NAMES = (TINY,)
-"""The emulator's own. Any other base model is named by its recipe: `package.module:function`."""
+"""The built-in base models. Others are named by their recipe: `package.module:function`."""
 
 CACHE_ENV = "EVERBURN_CACHE"
 
@@ -34,69 +34,51 @@ TINY_ALPHABET = (
     *"abcdefghijklmnopqrstuvwxyz",
     *"ABCDEFGHIJKL",
 )
-"""64 characters."""
 TINY_SHAPE = Shape(layers=2, width=32, inner=64, heads=2, kv_heads=1, positions=256)
 
 
 class UnknownBaseModel(ValueError):
-    """A name that the emulator has no base model for; says which there are, or what's wrong."""
-
     def __init__(self, name: str, problem: str | None = None) -> None:
-        known = f"the emulator has {', '.join(NAMES)}, and those made by a recipe that is named"
-        super().__init__(
-            f"unknown base model {name!r}: {problem or f'{known} as package.module:function'}"
-        )
+        known = f"the emulator has {', '.join(NAMES)}, and recipes named package.module:function"
+        super().__init__(f"unknown base model {name!r}: {problem or known}")
 
 
 def is_known(name: str) -> bool:
-    """Whether the name is that of a base model of the emulator, or has the form of a recipe's."""
+    """True for a built-in base model, and for any name of the form of a recipe."""
     return name in NAMES or _entrypoint(name) is not None
 
 
 def recipe_of(name: str) -> Recipe:
-    """The recipe of a base model. Imports the module that is named, as workers import a task's.
-
-    Raises:
-        UnknownBaseModel: no such name, or what is named isn't a recipe.
-    """
+    """The recipe of a base model; imports its module. Raises UnknownBaseModel."""
     if name == TINY:
         return Recipe(name="tiny", vocabulary=TINY_ALPHABET, shape=TINY_SHAPE, seed=7)
     entrypoint = _entrypoint(name)
     if entrypoint is None:
         raise UnknownBaseModel(name)
     try:
-        found = call(entrypoint)
+        recipe = call(entrypoint)
     except EntrypointError as error:
         raise UnknownBaseModel(name, str(error)) from error
-    if not isinstance(found, Recipe):
-        raise UnknownBaseModel(name, f"it gives a {type(found).__name__}, not a Recipe")
-    return found
+    if not isinstance(recipe, Recipe):
+        raise UnknownBaseModel(name, f"it returned a {type(recipe).__name__}, not a Recipe")
+    return recipe
 
 
 def ensure(name: str) -> Path:
-    """The folder of a base model (config.json, model.safetensors, tokenizer); made if need be.
-
-    Says on stderr how far it is, or what it waits for. Two processes may ask at once: one makes it.
-
-    Raises:
-        UnknownBaseModel
-    """
+    """The folder of a base model (config.json, model.safetensors, tokenizer). Makes it if missing,
+    or waits for another process that does. Raises UnknownBaseModel."""
     recipe = recipe_of(name)
 
     def build(folder: Path) -> None:
-        what = f"making the base model {recipe.name} (once)"
-        with _reporting(what) as progress, _one_torch_thread():
+        label = f"making the base model {recipe.name} (once)"
+        with _reporting(label) as progress, _one_torch_thread():
             make(recipe, folder, progress)
 
     return _cached(recipe.name, recipe.identity, build)
 
 
 def tokenizer_path(name: str) -> Path:
-    """The folder of a base model's tokenizer, also while the model isn't made yet.
-
-    Raises:
-        UnknownBaseModel
-    """
+    """The folder of a base model's tokenizer; doesn't make the model. Raises UnknownBaseModel."""
     recipe = recipe_of(name)
     write = Vocabulary(recipe.vocabulary).write_tokenizer
     return _cached(f"{recipe.name}-tokenizer", recipe.identity, write)
@@ -112,7 +94,7 @@ def _entrypoint(name: str) -> Entrypoint | None:
 def _cached(name: str, identity: str, build: Callable[[Path], None]) -> Path:
     """The folder that `build` fills, once per identity.
 
-    A build that fails leaves nothing; what a killed one left goes with the next build.
+    A failed build leaves nothing. The next build removes the draft of a killed one.
     """
     root = cache_folder()
     target = root / f"{name}-{identity}"
@@ -134,7 +116,6 @@ def _cached(name: str, identity: str, build: Callable[[Path], None]) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where base models are kept."""
     from platformdirs import user_cache_path
 
     override = os.environ.get(CACHE_ENV)
@@ -143,7 +124,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def _lock(path: Path, name: str) -> Iterator[None]:
-    """Held by one process; the kernel drops it when that process ends."""
+    """A lock between processes, which the kernel releases when its holder ends."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +136,7 @@ def _lock(path: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """A model of this size is slower on two threads than on one."""
+    """Models of this size are slower on two threads than on one."""
     import torch
 
     threads = torch.get_num_threads()
@@ -167,19 +148,19 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _reporting(what: str) -> Iterator[Progress]:
-    """A progress bar on a terminal; elsewhere a line now and then. Both on stderr."""
+def _reporting(label: str) -> Iterator[Progress]:
+    """Progress on stderr: a bar on a terminal, else a line per tenth."""
     if not sys.stderr.isatty():
 
-        def say(done: int, total: int) -> None:
+        def print_progress(done: int, total: int) -> None:
             if done % max(1, total // 10) == 0:
-                print(f"{what}: {100 * done // total} %", file=sys.stderr, flush=True)
+                print(f"{label}: {100 * done // total} %", file=sys.stderr, flush=True)
 
-        yield say
+        yield print_progress
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,7 +1,7 @@
-"""Frozen base models, loaded once and shared by every adapter and every snapshot.
+"""Frozen base models in memory, loaded once and shared by every adapter and every snapshot.
 
-Owns the loaded form of a base model and how weights are laid over it. Does not own where base
-models come from (`base_model.py`) nor anything that changes during training.
+Owns how trained weights are merged with a base model. Doesn't own where base models come from
+(base_model.py) or training.
 """
 
 import copy
@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from everburn.emulator.errors import InvalidInput
 from everburn.emulator.models import base_model
-from everburn.emulator.sampling.stops import EnderCache
+from everburn.emulator.sampling.stops import StopTokens
 
 Tensors = Mapping[str, Tensor]
 """Parameters by name, as in a safetensors file."""
@@ -26,11 +26,8 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class SamplerWeights:
-    """Weights of one policy version, as laid over the base model for sampling.
-
-    `tensors` holds either LoRA matrices (PEFT's names, `scaling` = alpha / rank) or, where
-    `scaling` is None, full parameters.
-    """
+    """Weights of one policy version: LoRA matrices (PEFT's names, `scaling` = alpha / rank), or
+    full parameters (`scaling` is None)."""
 
     tensors: Tensors
     scaling: float | None
@@ -47,15 +44,12 @@ class Base:
 
     @classmethod
     def load(cls, name: str) -> "Base":
-        """Load, or first make, the base model called `name`; InvalidInput if there is none.
-
-        May take minutes the first time, when the model is trained by its recipe.
-        """
+        """Raises InvalidInput for an unknown name. The first load may train for minutes."""
         try:
             folder = base_model.ensure(name)
         except base_model.UnknownBaseModel as error:
             raise InvalidInput(str(error)) from error
-        logging.disable_progress_bar()  # reading a file of this size shows none
+        logging.disable_progress_bar()  # the file is too small for one
         model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
         _require_plain(name, model.config)
         model.eval().requires_grad_(False)
@@ -67,7 +61,6 @@ class Base:
 
     @cached_property
     def vocabulary(self) -> int:
-        """Number of token ids."""
         return int(self.config.vocab_size)
 
     @cached_property
@@ -77,28 +70,26 @@ class Base:
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
-        """Token ids that end a completion."""
         end = self.tokenizer.eos_token_id
         return frozenset() if end is None else frozenset({int(end)})
 
     @cached_property
-    def enders(self) -> EnderCache:
-        """Which tokens can complete which stop string."""
-        return EnderCache(self.tokenizer, self.vocabulary)
+    def stop_tokens(self) -> StopTokens:
+        return StopTokens(self.tokenizer, self.vocabulary)
 
     def copy(self) -> Qwen3ForCausalLM:
-        """A model with weights of its own."""
+        """A copy with its own weights."""
         return copy.deepcopy(self.model)
 
-    def twin(self) -> Qwen3ForCausalLM:
-        """A model of its own that shares the frozen weights."""
+    def shared_copy(self) -> Qwen3ForCausalLM:
+        """A copy of the module that shares the frozen weights."""
         shared = {id(parameter): parameter for parameter in self.model.parameters()}
         return copy.deepcopy(self.model, memo=shared)
 
     def merged(self, weights: SamplerWeights | None) -> Tensors:
-        """All parameters by name, with `weights` laid over them; None: the base itself.
+        """All parameters by name, with `weights` merged in; None: the base model itself.
 
-        LoRA matrices are merged: W + scaling * B A. What doesn't change is shared, not copied.
+        LoRA: W + scaling * B A. Unchanged tensors are shared, not copied.
         """
         tensors = dict(self.model.named_parameters(remove_duplicate=False))
         if weights is None:
@@ -107,8 +98,8 @@ class Base:
             return self._with_parameters(tensors, weights.tensors)
         merged: dict[str, Tensor] = {**tensors}
         for name, down in weights.tensors.items():
-            layer, found, _ = name.partition(".lora_A.")
-            if found:
+            layer, separator, _ = name.partition(".lora_A.")
+            if separator:
                 up = weights.tensors[f"{layer}.lora_B.weight"]
                 target = f"{layer.removeprefix('base_model.model.')}.weight"
                 merged[target] = tensors[target] + weights.scaling * (up @ down)
@@ -121,7 +112,7 @@ class Base:
 
 
 class Bases:
-    """The base models this process has loaded. Used on the compute thread only."""
+    """The loaded base models. Used on the compute thread only."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Base] = {}
@@ -133,8 +124,7 @@ class Bases:
 
 
 def _require_plain(name: str, config: Qwen3Config) -> None:
-    """Refuse variants of the architecture that sampling (`emulator/sampling/decoder.py`) does not
-    implement."""
+    """Refuse variants of the architecture that emulator/sampling/decoder.py doesn't implement."""
     plain = (
         set(config.layer_types) == {"full_attention"}
         and config.rope_parameters["rope_type"] == "default"

@@ -1,7 +1,6 @@
 """How a base model is made: a small Qwen3, trained on demonstrations.
 
-Owns what a recipe says and the training that follows it. Doesn't own any particular recipe
-(the examples), or where models are kept (base_model.py).
+Doesn't own particular recipes (the examples) or the cache (base_model.py).
 """
 
 import hashlib
@@ -18,21 +17,21 @@ from typing import Any
 from everburn.emulator.models.vocabulary import Vocabulary
 
 Demonstration = Sequence[tuple[str, bool]]
-"""A text in parts: what is said, and whether the model learns to say it."""
+"""A text in parts, each with a flag: does the model learn to produce it."""
 
 Progress = Callable[[int, int], None]
-"""Called with the steps done and their total."""
+"""Called with the number of steps done and their total."""
 
 VERSION = 1
-"""To be raised when the training below changes what comes out."""
+"""Raise it when a change of the training below changes the models."""
 
-IDENTIFYING = 256
-"""Demonstrations that the identity of a recipe looks at."""
+IDENTITY_DEMONSTRATIONS = 256
+"""Number of demonstrations that are part of a recipe's identity."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the transformer. inner: width of its feed-forward part. positions: longest sequence."""
+    """The transformer. inner: width of the feed-forward layers. positions: longest sequence."""
 
     layers: int
     width: int
@@ -44,12 +43,11 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides which model comes out, but for the machine's rounding.
+    """Everything that determines the model, except for the machine's rounding.
 
-    name: of the model's folder. vocabulary: token strings. demonstrations: an endless stream, of
-    which each step takes a batch; None where steps is 0: then the weights are random. cuts: token
-    counts at which a batch is cut by length, since padding is computed in vain.
-    final_rate: of the learning rate, where its cosine ends.
+    name: of the model's folder. vocabulary: token strings. demonstrations: an endless stream; None
+    if steps is 0 (random weights). cuts: lengths in tokens at which a batch is split, to save
+    padding. final_rate: fraction of the learning rate at the end of its cosine.
     """
 
     name: str
@@ -68,19 +66,19 @@ class Recipe:
 
     @cached_property
     def identity(self) -> str:
-        """Twelve hex digits that change with the recipe, its first demonstrations included."""
+        """Twelve hex digits that change with the fields and the first demonstrations."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "demonstrations"}
         values |= {"version": VERSION, "shape": asdict(self.shape)}
-        values["first"] = list(islice(self.stream(), IDENTIFYING))
+        values["first"] = list(islice(self.stream(), IDENTITY_DEMONSTRATIONS))
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def stream(self) -> Iterator[Demonstration]:
-        """The demonstrations, always the same."""
+        """The demonstrations, the same at every call."""
         return self.demonstrations(random.Random(self.seed)) if self.demonstrations else iter(())
 
 
 def make(recipe: Recipe, folder: Path, progress: Progress) -> None:
-    """Train the model and write it to a folder, with its tokenizer."""
+    """Train the model; write it with its tokenizer."""
     import torch
 
     vocabulary = Vocabulary(recipe.vocabulary)
@@ -133,7 +131,7 @@ def _untrained(recipe: Recipe, vocabulary: Vocabulary) -> Any:
 
 
 def _encoded(demonstration: Demonstration, vocabulary: Vocabulary) -> tuple[list[int], list[bool]]:
-    """Token ids, and which of them the model learns to say."""
+    """Token ids, and a flag for each: does the model learn it."""
     tokens: list[int] = []
     learned: list[bool] = []
     for text, learns in demonstration:
@@ -146,22 +144,22 @@ def _encoded(demonstration: Demonstration, vocabulary: Vocabulary) -> tuple[list
 def _loss(
     model: Any, batch: list[tuple[list[int], list[bool]]], cuts: Sequence[int], pad: int
 ) -> Any:
-    """Mean cross-entropy over the tokens that are learned."""
+    """Mean cross-entropy of the learned tokens."""
     import torch
     from torch.nn.functional import cross_entropy
 
     total, count = torch.zeros(()), 0
     for low, high in zip((0, *cuts), (*cuts, math.inf), strict=True):
-        part = [(tokens, learned) for tokens, learned in batch if low < len(tokens) <= high]
+        part = [(tokens, flags) for tokens, flags in batch if low < len(tokens) <= high]
         if not part:
             continue
         width = max(len(tokens) for tokens, _ in part)
-        first = min(learned.index(True) for _, learned in part)
+        first = min(flags.index(True) for _, flags in part)
         rows = torch.tensor([tokens + [pad] * (width - len(tokens)) for tokens, _ in part])
-        wanted = torch.tensor([flags + [False] * (width - len(flags)) for _, flags in part])
+        learned = torch.tensor([flags + [False] * (width - len(flags)) for _, flags in part])
         hidden = model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, first - 1 :])
-        targets = rows[:, first:].masked_fill(~wanted[:, first:], pad)
+        targets = rows[:, first:].masked_fill(~learned[:, first:], pad)
         total = total + cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=pad, reduction="sum"
         )
@@ -170,7 +168,7 @@ def _loss(
 
 
 def _rate(recipe: Recipe, step: int) -> float:
-    """Linear warm-up, then half a cosine."""
+    """Linear warm-up, then a cosine down to `final_rate`."""
     warm = min(1.0, (step + 1) / recipe.warmup)
     done = max(0.0, (step - recipe.warmup) / (recipe.steps - recipe.warmup))
     cosine = (1 + math.cos(math.pi * done)) / 2

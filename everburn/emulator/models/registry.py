@@ -1,10 +1,9 @@
-"""Promoted models on disk: what outlives the session that trained it.
+"""Promoted models on disk.
 
-    <home>/models/<id>/model.json              the model as the control plane describes it
+    <home>/models/<id>/model.json              PromotedModel
                       /weights.safetensors     an adapter (PEFT's names) or all parameters
 
-Owns that layout and the control plane's form of a model. Does not own which snapshot is promoted
-(`emulator/http/control_plane.py`).
+Owns that layout and a model's JSON. Doesn't own promotion (emulator/http/control_plane.py).
 """
 
 import dataclasses
@@ -34,8 +33,8 @@ class PromotedModel:
     source: str
     """The snapshot it was promoted from."""
 
-    def described(self) -> dict[str, Any]:
-        """As the control plane answers it."""
+    def as_json(self) -> dict[str, Any]:
+        """The model in the control plane's responses."""
         lora = self.spec.rank > 0
         model: dict[str, Any] = {
             "name": self.name,
@@ -56,10 +55,7 @@ class ModelStore:
     def add(
         self, name: str, spec: ModelSpec, weights: SamplerWeights, source: str
     ) -> PromotedModel:
-        """Write a model whole or not at all.
-
-        Raises AlreadyExists: a model's id is used once.
-        """
+        """Write a model atomically. Raises AlreadyExists: a model's id is used once."""
         target = self._path(name)
         if target.exists():
             raise AlreadyExists(f"model {name} exists already")
@@ -78,10 +74,10 @@ class ModelStore:
     def get(self, name: str) -> PromotedModel:
         """Raises NotFound."""
         try:
-            found: dict[str, Any] = json.loads((self._path(name) / "model.json").read_text())
+            fields: dict[str, Any] = json.loads((self._path(name) / "model.json").read_text())
         except FileNotFoundError:
             raise NotFound(f"there is no model {name}") from None
-        return PromotedModel(**{**found, "spec": ModelSpec(**found["spec"])})
+        return PromotedModel(**{**fields, "spec": ModelSpec(**fields["spec"])})
 
     def weights(self, name: str) -> Tensors:
         """Raises NotFound."""
@@ -90,12 +86,12 @@ class ModelStore:
         return weights
 
     def _path(self, name: str) -> Path:
-        found = _NAME.fullmatch(name)
-        if found is None or not _ID.fullmatch(found[2]):
+        match = _NAME.fullmatch(name)
+        if match is None or not _ID.fullmatch(match[2]):
             raise InvalidInput(
                 f"{name!r} is not a model: write accounts/<account>/models/<id>, with an id of at "
                 "most 63 of a-z, 0-9 and '-'"
             )
-        if found[1] != self._account:
-            raise InvalidInput(f"{name!r} belongs to account {found[1]!r}, not {self._account!r}")
-        return self._folder / found[2]
+        if match[1] != self._account:
+            raise InvalidInput(f"{name!r} belongs to account {match[1]!r}, not {self._account!r}")
+        return self._folder / match[2]

@@ -1,7 +1,6 @@
-"""The token strings of a base model: text to ids, and the tokenizer's files.
+"""The token strings of a base model: encoding, and the tokenizer's files.
 
-Owns which token is taken where several fit: the longest. Doesn't own which tokens there are
-(recipes).
+If several tokens match, the longest is taken. Doesn't own the tokens (recipes).
 """
 
 import re
@@ -10,21 +9,21 @@ from pathlib import Path
 
 PAD = "<pad>"
 END = "\n"
-"""Ends an answer. Special to the tokenizer: no other token may hold it."""
+"""Ends an answer. A special token: no other token may hold it."""
 
 
 class Vocabulary:
     """Token strings by id; PAD and END are among them.
 
     Raises:
-        ValueError: PAD or END is missing, a token is there twice, or one holds END.
+        ValueError: PAD or END is missing, a token is empty or repeated, or one holds END.
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self.tokens = tuple(tokens)
         self._ids = {token: number for number, token in enumerate(tokens)}
         if not {PAD, END} <= self._ids.keys() or len(self._ids) < len(tokens) or "" in self._ids:
-            raise ValueError(f"tokens are different texts, {PAD!r} and {END!r} among them")
+            raise ValueError(f"tokens must be unique texts and include {PAD!r} and {END!r}")
         if any(END in token for token in tokens if token != END):
             raise ValueError(f"a token holds {END!r}, which ends an answer")
         self._pattern = re.compile(_pattern(tokens))
@@ -41,22 +40,22 @@ class Vocabulary:
         return self._ids[END]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, as the tokenizer gives them.
+        """Token ids, the same as the tokenizer's.
 
         Raises:
-            ValueError: no token fits somewhere.
+            ValueError: no token matches.
         """
-        ids, place = [], 0
-        while place < len(text):
-            found = self._pattern.match(text, place)
-            if found is None:
-                raise ValueError(f"no token begins like {text[place : place + 20]!r}")
-            ids.append(self._ids[found.group()])
-            place = found.end()
+        ids, position = [], 0
+        while position < len(text):
+            match = self._pattern.match(text, position)
+            if match is None:
+                raise ValueError(f"no token matches {text[position : position + 20]!r}")
+            ids.append(self._ids[match.group()])
+            position = match.end()
         return ids
 
     def write_tokenizer(self, folder: Path) -> None:
-        """The files that `AutoTokenizer.from_pretrained` reads."""
+        """Write the files that `AutoTokenizer.from_pretrained` reads."""
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
 
@@ -69,10 +68,10 @@ class Vocabulary:
 
 
 def _pattern(tokens: Sequence[str]) -> str:
-    """Alternatives are tried in order: the longest first."""
+    """The longest tokens first: alternatives are tried in order."""
     return "|".join(map(_escaped, sorted(tokens, key=len, reverse=True)))
 
 
 def _escaped(token: str) -> str:
-    """For Python's expressions and the tokenizer's alike, which know different escapes."""
+    """Escaped for both Python's and the tokenizer's regular expressions."""
     return re.sub(r"[\\^$.|?*+()\[\]{}-]", r"\\\g<0>", token)

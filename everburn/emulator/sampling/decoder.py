@@ -1,11 +1,10 @@
-"""Qwen3's forward pass for sampling: one pass per token for rows in any state, over a KV cache.
+"""Qwen3's forward pass for sampling, over a KV cache.
 
-`transformers` computes the same in some 250 small tensor operations per token; with models this
-small the cost of a token is the cost of starting them. Here it is a quarter of that: projections
-are fused, and a single pass serves rows that are being decoded together with prompts that have
-just arrived. Tests hold it to the logits of `transformers`.
+`transformers` needs some 250 small tensor operations per token, whose launch overhead is the cost
+of a token in models this small. This decoder costs a quarter of that: projections are fused, and
+one pass serves both decoding rows and new prompts. Tests compare its logits with `transformers`.
 
-Owns the arithmetic and the cache. Does not own requests, randomness or where the weights come from.
+Doesn't own requests or randomness.
 """
 
 import math
@@ -35,9 +34,9 @@ class _Layer:
 
 
 class KVCache:
-    """Keys and values of up to `rows` sequences of up to `width` tokens, growing as needed.
+    """Keys and values, in one tensor [layers, rows, width, 2 * kv heads, dim] that grows as needed.
 
-    One tensor, [layers, rows, width, 2 * kv heads, dim]: keys, then values.
+    The first half of the heads holds keys, the second values.
     """
 
     def __init__(self, config: Qwen3Config) -> None:
@@ -56,12 +55,11 @@ class KVCache:
         self.store = grown
 
     def move(self, source: int, target: int) -> None:
-        """Copy a row over another."""
         self.store[:, target] = self.store[:, source]
 
 
 class Decoder:
-    """A model ready to decode: the weights of one policy version."""
+    """The forward pass with the weights of one policy version."""
 
     def __init__(self, config: Qwen3Config, weights: Tensors) -> None:
         """`weights` are all parameters under the names of Qwen3ForCausalLM."""
@@ -82,11 +80,13 @@ class Decoder:
     def forward(
         self, cache: KVCache, decoding: Sequence[tuple[int, int]], prompts: Sequence[Sequence[int]]
     ) -> tuple[Tensor, list[Tensor]]:
-        """One pass: the next token of the rows being decoded, and whole prompts for new rows.
+        """Advance the decoding rows by one token and process whole prompts for new rows.
 
-        `decoding` holds, for cache rows 0, 1, ..., the row's newest token and its position;
-        `prompts` fill the rows after those. Returns the last hidden states that predict the
-        next token, [decoding + prompts, hidden], and those of every token of each prompt.
+        decoding: the newest token and its position, for cache rows 0, 1, ...
+        prompts: fill the cache rows after those.
+
+        Returns the hidden states that predict each row's next token, [decoding + prompts, hidden],
+        and those of every token of each prompt.
         """
         plan = _Plan(decoding, prompts)
         cache.reserve(plan.rows, plan.width)
@@ -108,21 +108,19 @@ class Decoder:
         return hidden[plan.last], list(prompt_states)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, vocabulary]."""
         return F.linear(hidden, self._unembedding)
 
     def _rotate(self, heads: Tensor, layer: _Layer, cosine: Tensor, sine: Tensor) -> None:
-        """Normalise queries and keys and turn them to their positions, in place."""
-        turning = heads[:, : self._heads + self._kv_heads]
-        normed = F.rms_norm(turning, (self._dim,), None, self._eps) * layer.query_key_norm
-        torch.addcmul(normed * cosine, normed.roll(self._dim // 2, -1), sine, out=turning)
+        """Normalize queries and keys and apply the rotary embedding, in place."""
+        rotated = heads[:, : self._heads + self._kv_heads]
+        normed = F.rms_norm(rotated, (self._dim,), None, self._eps) * layer.query_key_norm
+        torch.addcmul(normed * cosine, normed.roll(self._dim // 2, -1), sine, out=rotated)
 
     def _attend(self, heads: Tensor, store: Tensor, plan: "_Plan") -> Tensor:
-        """Attention of every token in the pass, [tokens, heads * dim]."""
         parts = []
         if plan.decoded:
             cached = store[: plan.decoded, : plan.width].transpose(1, 2)
-            # One query token per row: the heads that share keys take the place of a sequence.
+            # One query token per row: query heads that share keys form the sequence dimension.
             queries = heads[: plan.decoded, : self._heads]
             queries = queries.reshape(plan.decoded, self._kv_heads, -1, self._dim)
             attended = F.scaled_dot_product_attention(
@@ -161,7 +159,7 @@ class Decoder:
         )
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine by position, [positions, dim], signed for the rolled half of a head."""
+        """Cosine and sine by position, [positions, dim]; sine is signed for the rolled half."""
         theta = float(self.config.rope_parameters["rope_theta"])
         frequency = 1.0 / (theta ** (torch.arange(0, self._dim, 2, dtype=torch.float) / self._dim))
         angle = torch.outer(torch.arange(self.config.max_position_embeddings).float(), frequency)
@@ -170,7 +168,7 @@ class Decoder:
 
 
 class _Plan:
-    """Where each token of a pass belongs."""
+    """Row and position of each token of a pass."""
 
     def __init__(
         self, decoding: Sequence[tuple[int, int]], prompts: Sequence[Sequence[int]]
@@ -194,7 +192,7 @@ class _Plan:
         self.mask = self._mask(positions[: self.decoded])
 
     def _blocks(self) -> list[tuple[int, int, int]]:
-        """Runs of prompts of equal length: first token, number of prompts, length."""
+        """Consecutive prompts of equal length: (first token, number of prompts, length)."""
         blocks: list[tuple[int, int, int]] = []
         start = self.decoded
         for length in self.prompt_lengths:
@@ -215,11 +213,11 @@ class _Plan:
         return last
 
     def _mask(self, positions: list[int]) -> Tensor | None:
-        """Which cached tokens each decoding row may see; None if all of them see all."""
+        """Attention mask of the decoding rows over cached tokens; None if no token is masked."""
         if not positions or (min(positions) == max(positions) and self.width == positions[0] + 1):
             return None
-        seen = torch.arange(self.width) <= torch.tensor(positions).unsqueeze(-1)
-        mask = torch.zeros(seen.shape).masked_fill(~seen, -math.inf)
+        visible = torch.arange(self.width) <= torch.tensor(positions).unsqueeze(-1)
+        mask = torch.zeros(visible.shape).masked_fill(~visible, -math.inf)
         return mask[:, None, None, :]
 
 

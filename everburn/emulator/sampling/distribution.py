@@ -1,7 +1,4 @@
-"""The distribution that a token is drawn from, and the draw.
-
-Pure functions over logits. Does not own where logits or random numbers come from.
-"""
+"""The distribution that a token is drawn from, and the draw: pure functions over logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ class SamplingParams:
     seed: int | None = None
     stop: Sequence[str] = ()
     echo: bool = False
-    """Also report the prompt's tokens and log-probabilities."""
+    """Return the prompt's tokens and log-probabilities, too."""
 
 
 def draw_tokens(
@@ -31,12 +28,12 @@ def draw_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw one token per row by inverting the cumulative distribution at `uniform`.
 
-    `logits` is [rows, vocabulary], `uniform` float64 [rows] in [0, 1). The distribution of a row
-    is softmax(logits / temperature), cut to the `top_k` most likely tokens and then to the
-    smallest set whose probability reaches `top_p`, and renormalised.
+    `logits` is [rows, vocabulary], `uniform` float64 [rows] in [0, 1). A row's distribution is
+    softmax(logits / temperature), restricted to the `top_k` most likely tokens and then to the
+    smallest set whose probability reaches `top_p`, and renormalized.
 
-    Returns token ids, their log-probability under softmax(logits), and under that distribution; for
-    greedy rows, whose distribution is a single token, the latter is 0.
+    Returns token ids, their log-probability under softmax(logits), and under that distribution (0
+    for greedy rows).
     """
     raw = logits.float().log_softmax(-1)
     if all(_is_plain(row) for row in params):
@@ -62,7 +59,7 @@ def _is_plain(params: SamplingParams) -> bool:
 def _invert(logprobs: Tensor, uniform: Tensor) -> Tensor:
     cumulative = logprobs.double().exp().cumsum(-1)
     total = cumulative[:, -1]
-    # Strictly below the total, so that the first sum above it belongs to a token that can occur.
+    # Strictly below the total, so that the search never ends behind the last possible token.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
 

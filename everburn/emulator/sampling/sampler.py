@@ -1,21 +1,19 @@
-"""Batched sampling: many requests, one forward pass per token, a KV cache, any number of policies.
+"""Batched sampling from any number of policy versions: one forward pass per token, a KV cache.
 
-Requests for the same weights share a batch and join or leave it between any two tokens. Requests
-for other weights (other policy versions) have a batch of their own; the batches take turns.
+Requests for the same weights share a batch, which they join and leave between any two tokens. The
+batches take turns. Each request has its own random generator, so a seed gives the same draws in any
+batch. Probabilities may differ in their last bits between batch shapes.
 
-Each request draws from a random generator of its own, so a seed gives the same draws whatever
-else is in the batch. The probabilities a draw is compared with may differ in their last bits
-between batch shapes; that is true of every batching server.
-
-Owns batches and which rows are in them. Does not own HTTP, the thread it runs on, or the lifetime
-of snapshots.
+Doesn't own HTTP, the thread it runs on or the lifetime of snapshots.
 """
 
 import random
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,59 +24,65 @@ from everburn.emulator.sampling.decoder import Decoder, KVCache
 from everburn.emulator.sampling.distribution import SamplingParams, draw_tokens
 from everburn.emulator.sampling.stops import StopStrings
 
+T = TypeVar("T")
+
 MAX_ROWS = 256
-"""Requests decoded together; more wait."""
+"""Requests decoded together; others wait."""
 
 MAX_CACHE_POSITIONS = 1 << 17
 """Rows times width of one batch's KV cache."""
 
 MAX_PROMPT_TOKENS = 4096
-"""Prompt tokens admitted in one pass, so that long prompts don't hold up who is being decoded."""
+"""Prompt tokens admitted in one pass, so that long prompts don't delay decoding rows."""
 
 MAX_RESIDENT = 4
-"""Sets of weights kept merged, with their caches, when idle."""
+"""Batches that are kept, with merged weights and caches, when idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. Token lists hold the end token or the tokens of the stop string, too."""
+    """A finished request. Its tokens include the end token or the stop string."""
 
     tokens: list[int]
     logprobs: list[float]
     """Under the model, at temperature 1."""
     sampling_logprobs: list[float]
-    """Under the distribution that was sampled from; 0 for greedy choices."""
+    """Under the sampling distribution; 0 for greedy choices."""
     finish_reason: str
     """stop or length."""
     text: str
     """Without special tokens and without the stop string."""
     prompt_logprobs: list[float]
-    """With echo: log-probability of each prompt token, 0 for the first; else empty."""
+    """With echo, of each prompt token, 0 for the first; else empty."""
+
+
+def uncancellable_future() -> Future[T]:
+    """A future that the compute thread can always resolve, even if its waiter was cancelled."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request on its way through the sampler.
+    """A sampling request.
 
     `cancelled` may be set from any thread; the row is dropped before its next token.
     """
 
     prompt: Sequence[int]
     params: SamplingParams
-    done: Callable[["Ticket"], None]
-    """Called on the sampler's thread when `completion` or `error` is set."""
     cancelled: bool = False
-    completion: Completion | None = None
-    error: Exception | None = None
+    completion: Future[Completion] = field(default_factory=uncancellable_future)
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and completion together, at most."""
+        """Largest number of tokens."""
         return len(self.prompt) + self.params.max_tokens
 
 
 def check_request(base: Base, prompt: Sequence[int], params: SamplingParams) -> None:
-    """Raise ContextExceeded or InvalidInput if the base model can't serve the request."""
+    """Raises ContextExceeded or InvalidInput."""
     if not prompt:
         raise InvalidInput("prompt holds no token")
     if len(prompt) + params.max_tokens > base.positions:
@@ -100,7 +104,7 @@ class Sampler:
         self._batches: OrderedDict[Hashable, Batch] = OrderedDict()
 
     def add(self, key: Hashable, open_batch: Callable[[], "Batch"], ticket: Ticket) -> None:
-        """Queue a request for the weights that `key` names; `open_batch` makes them ready."""
+        """Queue a request for the weights that `key` names; `open_batch` loads them."""
         batch = self._batches.get(key)
         if batch is None:
             batch = self._batches[key] = open_batch()
@@ -113,9 +117,9 @@ class Sampler:
         return any(batch.busy for batch in self._batches.values())
 
     def step(self) -> list[tuple[Hashable, Exception]]:
-        """One token for every row of every batch; calls `done` of the tickets that finished.
+        """Draw one token for every row of every batch.
 
-        Returns the keys of batches that failed, with the reason: their owner should forget them.
+        Returns key and error of each failed batch, for the caller to forget.
         """
         failed: list[tuple[Hashable, Exception]] = []
         for key, batch in self._batches.items():
@@ -127,7 +131,7 @@ class Sampler:
         return failed
 
     def forget(self, key: Hashable) -> list[Ticket]:
-        """Drop a batch and its weights; returns its unfinished tickets."""
+        """Drop a batch; returns its unfinished tickets."""
         batch = self._batches.pop(key, None)
         return [] if batch is None else batch.unfinished()
 
@@ -175,7 +179,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit who waits, and draw one token for every row."""
+        """Admit waiting tickets and draw one token for every row."""
         self._drop_cancelled()
         admitted = self._admit()
         if not (self._rows or admitted):
@@ -199,7 +203,6 @@ class Batch:
             self._waiting = deque(ticket for ticket in self._waiting if not ticket.cancelled)
 
     def _admit(self) -> list[_Row]:
-        """Rows for the waiting tickets that fit beside those that are being decoded."""
         admitted: list[_Row] = []
         width = max((row.ticket.longest for row in self._rows), default=0)
         tokens = 0
@@ -213,13 +216,13 @@ class Batch:
             ):
                 break
             admitted.append(self._row(self._waiting.popleft()))
-        # The decoder takes prompts of equal length in one piece.
+        # The decoder processes neighboring prompts of equal length together.
         return sorted(admitted, key=lambda row: len(row.ticket.prompt))
 
     def _row(self, ticket: Ticket) -> _Row:
         params = ticket.params
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        stops = StopStrings(self._base.enders, params.stop) if params.stop else None
+        stops = StopStrings(self._base.stop_tokens, params.stop) if params.stop else None
         return _Row(ticket, random.Random(seed), stops)
 
     def _score(self, states: Tensor, prompt: Sequence[int]) -> list[float]:
@@ -228,37 +231,37 @@ class Batch:
         return [0.0, *logprobs.gather(-1, following).squeeze(-1).tolist()]
 
     def _draw(self, logits: Tensor) -> None:
-        """Draw a token for every row, and finish the rows that end with it."""
+        """Draw a token for every row; complete and remove rows that end."""
         drawn = draw_tokens(
             logits,
             [row.ticket.params for row in self._rows],
             torch.tensor([row.rng.random() for row in self._rows], dtype=torch.float64),
         )
-        finished = []
+        finished: list[tuple[int, Completion]] = []
         for index, (row, token, logprob, sampling_logprob) in enumerate(
             zip(self._rows, *(values.tolist() for values in drawn), strict=True)
         ):
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.sampling_logprobs.append(sampling_logprob)
-            if self._finish(row, token):
-                finished.append(index)
-        for index in reversed(finished):
+            if completion := self._completion(row, token):
+                finished.append((index, completion))
+        for index, completion in reversed(finished):
             ticket = self._rows[index].ticket
             self._remove(index)
-            ticket.done(ticket)
+            ticket.completion.set_result(completion)
 
-    def _finish(self, row: _Row, token: int) -> bool:
-        """Complete the row's ticket if `token` was its last."""
+    def _completion(self, row: _Row, token: int) -> Completion | None:
+        """The row's completion if `token` is its last."""
         ended = token in self._base.end_tokens
         stop = row.stops.match(row.tokens) if row.stops and not ended else None
         if not (ended or stop or len(row.tokens) == row.ticket.params.max_tokens):
-            return False
+            return None
         if row.stops and stop:
             text = row.stops.text_before(row.tokens, stop)
         else:
             text = self._base.tokenizer.decode(row.tokens, skip_special_tokens=True)
-        row.ticket.completion = Completion(
+        return Completion(
             tokens=row.tokens,
             logprobs=row.logprobs,
             sampling_logprobs=row.sampling_logprobs,
@@ -266,10 +269,9 @@ class Batch:
             text=text,
             prompt_logprobs=row.prompt_logprobs,
         )
-        return True
 
     def _remove(self, index: int) -> None:
-        """Remove a row; the last one takes its place, so that rows stay contiguous."""
+        """Remove a row. The last row takes its place, so that rows stay contiguous."""
         last = self._rows.pop()
         if index < len(self._rows):
             self._cache.move(len(self._rows), index)

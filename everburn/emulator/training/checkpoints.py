@@ -1,10 +1,10 @@
-"""Resumable training state on disk: written whole or not at all, never overwritten.
+"""Resumable training state on disk: written atomically, never overwritten.
 
-    <home>/checkpoints/<run>/<name>/meta.json              what it is, with digests of both files
+    <home>/checkpoints/<run>/<name>/meta.json              CheckpointInfo
                                    /weights.safetensors    adapter (PEFT's names) or parameters
                                    /optimizer.safetensors  exp_avg/<name> and exp_avg_sq/<name>
 
-Owns that layout, references to it and the digests. Does not own what the state means.
+Owns that layout, its references and digests.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class CheckpointRef:
 
     @classmethod
     def parse(cls, text: str, *, account: str, run: str | None = None) -> Self:
-        """From a full reference, or from a bare name if `run` says whose."""
+        """Parse a full reference or, if `run` is given, a bare name."""
         parts = text.split("/")
         if len(parts) == 1 and run is not None:
             parts = [account, run, *parts]
@@ -77,11 +77,11 @@ class CheckpointStore:
         self._account = account
 
     def save(self, ref: CheckpointRef, spec: ModelSpec, state: TrainingState) -> CheckpointInfo:
-        """Write a checkpoint atomically. Raises NameTaken if there is one of that name."""
+        """Write a checkpoint atomically. Raises NameTaken if the name exists."""
         target = self._path(ref)
         if target.exists():
             raise NameTaken(f"checkpoint {ref} exists; choose a new name")
-        moments = _join(state)
+        moments = _moments(state)
         info = CheckpointInfo(
             spec=spec,
             step=state.step,
@@ -96,10 +96,10 @@ class CheckpointStore:
             save_file(moments, draft / "optimizer.safetensors")
             (draft / "meta.json").write_text(json.dumps(dataclasses.asdict(info), indent=2))
             for file in draft.iterdir():
-                _flush(file)
+                _fsync(file)
             target.parent.mkdir(exist_ok=True)
             draft.rename(target)
-            _flush(target.parent)
+            _fsync(target.parent)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -120,30 +120,30 @@ class CheckpointStore:
         return (self._path(ref) / "meta.json").exists()
 
     def load(self, ref: CheckpointRef) -> TrainingState:
-        """Raises CheckpointNotFound, or CheckpointMismatch where the optimizer state is missing."""
+        """Raises CheckpointNotFound, or CheckpointMismatch if the optimizer state is missing."""
         info = self.info(ref)
         file = self._path(ref) / "optimizer.safetensors"
         if not file.is_file():
             raise CheckpointMismatch(
                 f"checkpoint {ref} holds no optimizer state: training can't continue exactly from "
-                "it. Load its weights alone, with a fresh optimizer, if that is what is meant"
+                "it. Load its weights alone to start with a fresh optimizer"
             )
         moments = load_file(file)
         return TrainingState(
             weights=load_file(self._path(ref) / "weights.safetensors"),
-            first_moment=_part(moments, "exp_avg/"),
-            second_moment=_part(moments, "exp_avg_sq/"),
+            first_moment=_without_prefix(moments, "exp_avg/"),
+            second_moment=_without_prefix(moments, "exp_avg_sq/"),
             step=info.step,
         )
 
     def list(self) -> list[str]:
         """References of all checkpoints, oldest first."""
-        found = sorted(
+        files = sorted(
             self._folder.glob("run-*/*/meta.json"), key=lambda path: path.stat().st_mtime
         )
         return [
             str(CheckpointRef(self._account, path.parent.parent.name, path.parent.name))
-            for path in found
+            for path in files
         ]
 
     def _path(self, ref: CheckpointRef) -> Path:
@@ -151,17 +151,14 @@ class CheckpointStore:
 
 
 def weights_digest(home: Path, reference: str) -> str:
-    """Digest of a checkpoint's weights and optimizer, by its full reference.
-
-    Raises CheckpointNotFound.
-    """
+    """Digest of weights and optimizer of a checkpoint. Raises CheckpointNotFound."""
     ref = CheckpointRef.parse(reference, account=reference.split("/")[0])
     info = CheckpointStore(home, ref.account).info(ref)
     return f"{info.weights_sha256}/{info.optimizer_sha256}"
 
 
 def digest(tensors: Tensors, step: int | None = None) -> str:
-    """sha256 over names, shapes and bytes in order of name, and over a step count if given."""
+    """sha256 over names, shapes and bytes in order of name, and over `step` if given."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -172,12 +169,12 @@ def digest(tensors: Tensors, step: int | None = None) -> str:
     return sha.hexdigest()
 
 
-def _join(state: TrainingState) -> dict[str, Any]:
+def _moments(state: TrainingState) -> dict[str, Any]:
     first = {f"exp_avg/{name}": tensor for name, tensor in state.first_moment.items()}
     return first | {f"exp_avg_sq/{name}": tensor for name, tensor in state.second_moment.items()}
 
 
-def _part(tensors: Tensors, prefix: str) -> Tensors:
+def _without_prefix(tensors: Tensors, prefix: str) -> Tensors:
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -185,7 +182,7 @@ def _part(tensors: Tensors, prefix: str) -> Tensors:
     }
 
 
-def _flush(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,10 @@
 """Training data: from the wire's JSON to padded micro-batches.
 
-Owns every check of shape, range and finiteness of what a `forward` or `forward_backward` request
-carries, and how the request is cut into micro-batches. The cut depends on the request's data alone,
-never on load: the same request on the same weights gives the same gradient bits, which is what lets
-a ledger be verified by running it again.
+Owns the checks of shape, range and finiteness of a request, and its split into micro-batches. The
+split depends on the request's data only, never on load: the same request on the same weights gives
+the same gradient bits, so a ledger can be verified by running it again.
 
-Does not own: what the loss settings mean (`losses.py`), the model (`engine.py`).
+Doesn't own loss settings (losses.py) or the model (engine.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,25 +24,25 @@ FloatArray = npt.NDArray[np.float32]
 
 MICRO_BATCH_TOKENS = 1024
 """Padded tokens of one micro-batch: small enough that sampling waits tens of milliseconds, large
-enough that the Python around a forward pass doesn't show.
+enough to hide the Python overhead of a forward pass.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One datum, checked. All arrays have the length of `tokens`."""
+    """One checked datum. All arrays have the length of `tokens`."""
 
     tokens: IntArray
     targets: IntArray
     weights: FloatArray
-    """Advantages of a policy loss, weights of cross_entropy."""
+    """Advantages for a policy loss, weights for cross_entropy."""
     recorded: FloatArray
     """Log-probabilities at sampling time; zeros for cross_entropy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One `forward` or `forward_backward` request, checked."""
+    """One checked `forward` or `forward_backward` request."""
 
     loss: Loss
     examples: Sequence[Example]
@@ -53,9 +52,7 @@ class Submission:
         return sum(len(example.tokens) for example in self.examples)
 
     def micro_batches(self) -> "Iterator[MicroBatch]":
-        """Consecutive examples, as many as fit into MICRO_BATCH_TOKENS when padded, at least
-        one.
-        """
+        """Batches of consecutive examples: at most MICRO_BATCH_TOKENS padded, or one example."""
         rows: list[Example] = []
         width = 0
         for example in self.examples:
@@ -73,8 +70,7 @@ class Submission:
 class MicroBatch:
     """Examples padded on the right with zeros; every tensor is [rows, width].
 
-    No attention mask is needed: attention is causal, so real tokens never see the padding behind
-    them, and the weights of the padding are zero.
+    Needs no attention mask: attention is causal, and the weights of the padding are zero.
     """
 
     lengths: Sequence[int]
@@ -104,10 +100,10 @@ class MicroBatch:
 
 
 def parse_submission(payload: Mapping[str, Any], *, vocabulary: int, positions: int) -> Submission:
-    """Check the `forward_input` or `forward_backward_input` of a request.
+    """Parse the `forward_input` or `forward_backward_input` of a request.
 
     `vocabulary` and `positions` are the base model's limits. Raises InvalidInput, NonFinite or
-    ContextExceeded, naming the datum and the field.
+    ContextExceeded; the message names the datum and the field.
     """
     loss = Loss.parse(payload.get("loss_fn", ""), payload.get("loss_fn_config"))
     data = payload.get("data")
@@ -149,12 +145,12 @@ class _Reader:
             if self._loss.is_policy
             else np.zeros(len(tokens), np.float32)
         )
-        named: dict[str, IntArray | FloatArray] = {
+        fields: dict[str, IntArray | FloatArray] = {
             "target_tokens": targets,
             self._weights: weights,
             "logprobs": recorded,
         }
-        for name, values in named.items():
+        for name, values in fields.items():
             if len(values) != len(tokens):
                 raise InvalidInput(
                     f"{where}.{name} has {len(values)} values, but model_input has {len(tokens)} "
@@ -199,7 +195,7 @@ class _Reader:
     def _floats(self, where: str, inputs: Mapping[str, Any], name: str) -> FloatArray:
         values = self._values(where, inputs, name)
         try:
-            # A JSON null, which is what NaN becomes on its way, turns into NaN here.
+            # Clients send NaN as JSON null, which becomes NaN again here.
             with np.errstate(over="ignore"):
                 floats = np.asarray(values, np.float32)
         except (TypeError, ValueError) as error:

@@ -1,14 +1,14 @@
-"""One trainable model: a base model under a LoRA adapter or with free parameters, gradients, Adam.
+"""One trainable model: a base model with a LoRA adapter or full parameters, gradients and Adam.
 
-A pure object: no server, no threads, no clock. Invariants:
+Invariants:
 
-- **All or nothing.** A failed operation leaves weights, accumulated gradients and optimizer as they
-  were: gradients of a request are computed aside and added only when all of them are finite.
-- **Deterministic per request.** Same state and same request give the same bits (see `datums.py`),
-  on the same machine with the same number of torch threads. There is no dropout.
-- **One call equals several.** Gradients accumulate until `optim_step`, which consumes them.
+- A failed operation changes neither weights, accumulated gradients nor optimizer: the gradient of a
+  request has its own buffer and is added only if all of it is finite.
+- The same state and request give the same bits (see datums.py), on the same machine with the same
+  number of torch threads.
+- Several calls accumulate the same gradient as one. `optim_step` consumes it.
 
-Does not own: the order of operations, files, the JSON of the wire.
+Doesn't own the order of operations, files or JSON.
 """
 
 import math
@@ -34,8 +34,8 @@ UNEMBEDDING = ("lm_head",)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of a forward pass: log-probability of each target, per datum, and metrics."""
+class ForwardOutput:
+    """Log-probabilities of the targets of each datum, and metrics."""
 
     logprobs: list[FloatArray]
     metrics: dict[str, float]
@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Everything that `load` needs to continue as if nothing had happened."""
+    """The state from which training continues exactly."""
 
     weights: Tensors
     first_moment: Tensors
@@ -53,10 +53,10 @@ class TrainingState:
 
 
 class Engine:
-    """A model in training. Not thread-safe: one thread, one operation at a time.
+    """A model in training. Not thread-safe: one operation at a time.
 
-    `forward` and `forward_backward` are generators that yield between micro-batches, so that a
-    caller can do other work on the same thread, and return their Outcome.
+    `forward` and `forward_backward` yield between micro-batches, so that the caller can do other
+    work on the same thread.
     """
 
     def __init__(self, base: Base, spec: ModelSpec) -> None:
@@ -67,28 +67,27 @@ class Engine:
         self._trainable = FlatParameters(self._module)
         self._optimizer = torch.optim.AdamW([self._trainable.parameter])
         self._accumulated = torch.zeros_like(self._trainable.values)
-        self._clear_gradients()
+        self.clear_gradients()
         self._reset_moments()
 
     @property
     def optimizer_steps(self) -> int:
         return int(self._moments["step"])
 
-    def forward(self, submission: Submission) -> Generator[None, None, Outcome]:
-        """Log-probabilities and loss under the current weights; changes nothing."""
+    def forward(self, submission: Submission) -> Generator[None, None, ForwardOutput]:
         progress = _Progress(submission)
         for batch in submission.micro_batches():
-            # Not around the loop: the mode would leak into whatever runs while this is suspended.
+            # Not around the loop: no_grad would leak into work that runs while this is suspended.
             with torch.no_grad():
                 progress.add(batch, self._logprobs(batch))
             yield
         return progress.outcome()
 
-    def forward_backward(self, submission: Submission) -> Generator[None, None, Outcome]:
-        """Add the gradient of the summed loss to what is accumulated.
+    def forward_backward(self, submission: Submission) -> Generator[None, None, ForwardOutput]:
+        """Accumulate the gradient of the summed loss.
 
-        Raises NonFinite, with nothing accumulated, if a log-probability, the loss or a gradient is
-        not finite.
+        Raises NonFinite, and accumulates nothing, if a log-probability, the loss or a gradient
+        isn't finite.
         """
         self._require_trainable()
         progress = _Progress(submission)
@@ -110,13 +109,12 @@ class Engine:
         """Apply and clear the accumulated gradients; returns metrics.
 
         The gradient is divided first, then clipped. num_loss_tokens divides by the number of
-        trained positions (advantage, or weight of cross_entropy, not zero) of all requests since
-        the last step, num_sequences by the number of datums that hold at least one.
+        trained positions (weight not zero) of all requests since the last step, num_sequences by
+        the number of datums that hold at least one.
 
-        empty: with nothing accumulated, take a step on a gradient of zero, which Adam's momentum
-        makes one all the same.
+        empty: if nothing is accumulated, step on a zero gradient, that is, on Adam's momentum only.
 
-        Raises InvalidInput if nothing is accumulated, NonFinite if the gradient is not finite.
+        Raises InvalidInput if nothing is accumulated, NonFinite if the gradient isn't finite.
         """
         self._require_trainable()
         if not self._submissions and not empty:
@@ -140,19 +138,21 @@ class Engine:
             "num_loss_tokens": float(self._loss_tokens),
             "num_sequences": float(self._sequences),
         }
-        self._clear_gradients()
+        self.clear_gradients()
         return metrics
 
     def gradient(self) -> Tensors:
-        """The accumulated, unnormalised gradient by parameter (a copy)."""
+        """A copy of the accumulated gradient by parameter, not normalized."""
         return self._trainable.named(self._accumulated)
 
-    def wipe_gradients(self) -> None:
-        """Lose what is accumulated, as a trainer that restarts between two calls does."""
-        self._clear_gradients()
+    def clear_gradients(self) -> None:
+        self._accumulated.zero_()
+        self._submissions = 0
+        self._loss_tokens = 0
+        self._sequences = 0
 
     def state(self) -> TrainingState:
-        """A copy of weights and optimizer. Raises NonFinite rather than hand out broken weights."""
+        """A copy of weights and optimizer. Raises NonFinite if the weights aren't finite."""
         return TrainingState(
             weights=self._finite_weights(),
             first_moment=self._trainable.named(self._moments["exp_avg"]),
@@ -161,7 +161,7 @@ class Engine:
         )
 
     def load(self, state: TrainingState, *, optimizer: bool, keep_gradients: bool = False) -> None:
-        """Replace weights, and Adam's state or reset it; clears accumulated gradients."""
+        """Replace the weights, and replace or reset Adam's state; clears accumulated gradients."""
         self._require_trainable()
         self._trainable.assign(self._trainable.values, state.weights)
         self._reset_moments()
@@ -170,10 +170,10 @@ class Engine:
             self._trainable.assign(self._moments["exp_avg_sq"], state.second_moment)
             self._moments["step"].fill_(state.step)
         if not keep_gradients:
-            self._clear_gradients()
+            self.clear_gradients()
 
     def weights(self) -> Tensors:
-        """A copy of the trainable weights by name: PEFT's names for an adapter."""
+        """A copy of the trainable weights by name; PEFT's names for an adapter."""
         return self._trainable.named(self._trainable.values)
 
     def sampler_weights(self) -> SamplerWeights:
@@ -203,7 +203,7 @@ class Engine:
             return 1
         counted = self._loss_tokens if normalization == "num_loss_tokens" else self._sequences
         if not counted:
-            raise InvalidInput(f"nothing to normalise by: {normalization} is 0")
+            raise InvalidInput(f"can't normalize the gradient: {normalization} is 0")
         return counted
 
     def _finite_weights(self) -> Tensors:
@@ -229,15 +229,9 @@ class Engine:
             exp_avg_sq=torch.zeros_like(self._trainable.values),
         )
 
-    def _clear_gradients(self) -> None:
-        self._accumulated.zero_()
-        self._submissions = 0
-        self._loss_tokens = 0
-        self._sequences = 0
-
 
 class _Progress:
-    """What a request has produced so far."""
+    """The accumulated output of a request."""
 
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
@@ -248,7 +242,7 @@ class _Progress:
         self.sequences = 0
 
     def add(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
-        """Record a micro-batch; returns its summed loss, to be differentiated."""
+        """Record a micro-batch; returns its summed loss."""
         loss = self._submission.loss
         per_position = loss(logprobs, batch.recorded, batch.weights)
         total = per_position.sum()
@@ -268,19 +262,19 @@ class _Progress:
         self._logprobs += [np.array(rows[i, :n]) for i, n in enumerate(batch.lengths)]
         return total
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ForwardOutput:
         metrics = {
             "loss:sum": self._loss_sum,
             "total_tokens:sum": float(self._submission.tokens),
             "num_loss_tokens:sum": float(self.loss_tokens),
         }
-        return Outcome(self._logprobs, metrics | self._diagnostics.metrics())
+        return ForwardOutput(self._logprobs, metrics | self._diagnostics.metrics())
 
 
 def _build(base: Base, spec: ModelSpec) -> nn.Module:
     model: nn.Module
     if spec.frozen:
-        model = base.twin()
+        model = base.shared_copy()
     elif not spec.rank:
         model = base.copy().requires_grad_(True)
     else:
@@ -297,11 +291,11 @@ def _adapted(base: Base, spec: ModelSpec) -> nn.Module:
         r=spec.rank, lora_alpha=spec.alpha, target_modules=list(targets), lora_dropout=0.0
     )
     with warnings.catch_warnings():
-        # PEFT warns that merging an adapter of a tied output layer changes the embedding, too. Here
-        # `Base.merged` merges, and unties them.
+        # PEFT warns that merging an adapter of a tied output layer changes the embedding, too.
+        # `Base.merged` unties them.
         warnings.simplefilter("ignore")
-        model: nn.Module = get_peft_model(base.twin(), lora)
-    # PEFT's own initialisation again, but from a generator that nothing else draws from.
+        model: nn.Module = get_peft_model(base.shared_copy(), lora)
+    # PEFT's initialization again, with a generator that nothing else draws from.
     generator = torch.Generator().manual_seed(spec.seed)
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:

@@ -1,10 +1,10 @@
-"""Submitted operations: their order, their de-duplication, their results.
+"""Submitted operations: order, de-duplication and results.
 
-The SDK submits an operation, gets a request id, and polls for the result. It may submit the parts
-of one call in parallel and repeat a submission whose answer it lost. Hence, per model: operations
-run in the order of their seq_id, one at a time, and a repeated seq_id is the same operation.
+The SDK submits an operation, gets a request id and polls for the result. It may submit the parts of
+one call in parallel and repeat a submission whose response it lost. Hence a model's operations run
+one at a time in the order of their seq_id, and a repeated seq_id is the same operation.
 
-Used on the event loop only. Does not own what an operation does or the thread it runs on.
+Used on the event loop only. Doesn't own the work of an operation.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ class Promise:
         self._settled.set()
 
     def abandon(self) -> None:
-        """Wake who waits: there will be no result."""
+        """Wake the waiters without a result."""
         self._settled.set()
 
     async def wait(self, seconds: float) -> bytes | None:
-        """The encoded result, or None if there is none after `seconds`."""
+        """The encoded result; None after `seconds`."""
         if not self._settled.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), seconds)
@@ -51,14 +51,14 @@ class Operation:
     name: str
     seq_id: int
     fingerprint: bytes
-    """Digest of the request: tells a repetition from a collision."""
+    """Digest of the request: distinguishes a repetition from a reused seq_id."""
     promise: Promise
     start: Callable[[], Work[Result]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Submitted:
-    """What is remembered of an operation: not its request, which may be large."""
+class _Submission:
+    """The record of an operation without its request, which may be large."""
 
     name: str
     fingerprint: bytes
@@ -66,12 +66,12 @@ class _Submitted:
 
 
 class OperationQueue:
-    """The operations of one model. `start` is called with each when its turn has come."""
+    """The operations of one model. Calls `start` for one at a time, in order."""
 
     def __init__(self, model_id: str, start: Callable[[Operation], None]) -> None:
         self._model_id = model_id
         self._start = start
-        self._known: dict[int, _Submitted] = {}
+        self._submissions: dict[int, _Submission] = {}
         self._waiting: dict[int, Operation] = {}
         self._next = 1
         self._running = False
@@ -82,57 +82,54 @@ class OperationQueue:
         self._broken: SequenceBroken | None = None
 
     def find(self, seq_id: int, fingerprint: bytes) -> Promise | None:
-        """The promise of an earlier submission of the same operation, if there was one."""
-        known = self._known.get(seq_id)
-        if known is None:
+        """The promise of an earlier submission of the operation, if any."""
+        earlier = self._submissions.get(seq_id)
+        if earlier is None:
             return None
-        if known.fingerprint != fingerprint:
+        if earlier.fingerprint != fingerprint:
             raise InvalidInput(
-                f"seq_id {seq_id} of {self._model_id} was already used by a different {known.name} "
-                "request"
+                f"seq_id {seq_id} of {self._model_id} was already used by a different "
+                f"{earlier.name} request"
             )
-        return known.promise
+        return earlier.promise
 
     def put(self, operation: Operation) -> None:
-        """Add a new operation. Raises SequenceBroken if its turn can never come."""
+        """Add a new operation. Raises SequenceBroken if it can never run."""
         if self._broken is not None:
             raise self._broken
         if operation.seq_id < self._next:
             raise InvalidInput(
                 f"seq_id {operation.seq_id} is below {self._next}, the next in order"
             )
-        self._known[operation.seq_id] = _Submitted(
+        self._submissions[operation.seq_id] = _Submission(
             operation.name, operation.fingerprint, operation.promise
         )
         self._waiting[operation.seq_id] = operation
         self._advance()
 
     def repeat(self, operation: Operation) -> None:
-        """Run an operation that has been submitted before a second time, behind the first: what a
-        server does that can't tell a repetition from a new operation."""
+        """Run a repeated operation again, after the first: the behavior of a server that doesn't
+        de-duplicate."""
         self._repeated.append(operation)
         self._advance()
 
     @property
     def repeating(self) -> bool:
-        """Whether what runs has run before."""
         return self._repeating
 
     def finished(self) -> None:
-        """The running operation has its result."""
         self._running = False
         self._next += not self._repeating
         self._repeating = False
         self._advance()
 
     def close(self) -> None:
-        """Start nothing more: the model is gone."""
+        """Start no more operations."""
         self._closed = True
 
     def break_if_stalled(self, seconds: float) -> list[tuple[Promise, SequenceBroken]]:
-        """Give up on a predecessor that has been missing for `seconds`; returns who waited for
-        it.
-        """
+        """If the next operation has been missing for `seconds`, give up; returns the waiting
+        promises and their error."""
         if self._stalled_since is None or time.monotonic() - self._stalled_since < seconds:
             return []
         self._stalled_since = None

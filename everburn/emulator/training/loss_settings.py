@@ -1,7 +1,7 @@
 """Settings of the built-in losses: the keys of `loss_fn_config`, their defaults and checks.
 
-Owns nothing of what they do (`losses.py`). Unknown keys are refused, because a mistyped threshold
-that is silently ignored trains the wrong objective.
+Unknown keys are refused: a mistyped threshold that is ignored would train the wrong objective.
+Doesn't own the formulas (losses.py).
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ from everburn.emulator.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What every loss accepts in `loss_fn_config`."""
+class LossSettings:
+    """The keys that every loss accepts."""
 
     target_logprob_support: Literal["full_vocabulary"] = "full_vocabulary"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings(Settings):
-    """What every policy loss accepts."""
+class PolicyLossSettings(LossSettings):
+    """The keys that every policy loss accepts."""
 
     ratio_log_cap: float = 20.0
     anchor_logprob_source: Literal["recorded", "current_detached"] = "recorded"
@@ -37,14 +37,14 @@ class PolicySettings(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClippedSettings(PolicySettings):
-    """Bounds of the ratio, not distances from one: 0.8 and 1.2 are the customary epsilon of 0.2."""
+class ClippedSettings(PolicyLossSettings):
+    """The thresholds bound the ratio itself: 0.8 and 1.2 correspond to PPO's epsilon of 0.2."""
 
     clip_low_threshold: float = 0.8
     clip_high_threshold: float = 1.2
 
     def __post_init__(self) -> None:
-        PolicySettings.__post_init__(self)
+        PolicyLossSettings.__post_init__(self)
         _require(
             0 <= self.clip_low_threshold <= 1 <= self.clip_high_threshold,
             "clip_low_threshold, clip_high_threshold",
@@ -61,7 +61,7 @@ class CispoSettings(ClippedSettings):
 class DapoSettings(ClippedSettings):
     clip_high_threshold: float = 1.28
     eps_clip_c: float | None = None
-    """Dual clip: the loss of a token with negative advantage is at most -eps_clip_c * A."""
+    """Dual clip: the loss of a token with a negative advantage A is at most -eps_clip_c * A."""
 
     def __post_init__(self) -> None:
         ClippedSettings.__post_init__(self)
@@ -76,33 +76,33 @@ class GspoSettings(ClippedSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DroSettings(PolicySettings):
+class DroSettings(PolicyLossSettings):
     beta: float = 0.05
 
     def __post_init__(self) -> None:
-        PolicySettings.__post_init__(self)
+        PolicyLossSettings.__post_init__(self)
         _require(self.beta >= 0, "beta", "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DppoSettings(PolicySettings):
+class DppoSettings(PolicyLossSettings):
     divergence: Literal["binary_tv", "binary_kl"] = "binary_tv"
     threshold: float | None = None
     """None: 0.15 for binary_tv, 0.05 for binary_kl."""
 
     def __post_init__(self) -> None:
-        PolicySettings.__post_init__(self)
+        PolicyLossSettings.__post_init__(self)
         _require(self.threshold is None or self.threshold >= 0, "threshold", "must not be negative")
 
 
-def parse_settings(name: str, cls: type[Settings], config: Mapping[str, Any]) -> Settings:
-    known = {field.name: field for field in dataclasses.fields(cls)}
+def parse_settings(name: str, cls: type[LossSettings], config: Mapping[str, Any]) -> LossSettings:
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     for key, value in config.items():
-        if key not in known:
+        if key not in fields:
             raise InvalidInput(
-                f"loss_fn_config of {name} has no {key!r}; it has: {', '.join(known)}"
+                f"loss_fn_config of {name} has no {key!r}; it has: {', '.join(fields)}"
             )
-        _check_value(name, key, value, known[key].type)
+        _check_value(name, key, value, fields[key].type)
     return cls(**config)
 
 
@@ -121,6 +121,6 @@ def _check_value(name: str, key: str, value: Any, expected: Any) -> None:
         raise InvalidInput(f"{where} must be a finite number, not {value!r}")
 
 
-def _require(condition: bool, key: str, what: str) -> None:
+def _require(condition: bool, key: str, rule: str) -> None:
     if not condition:
-        raise InvalidInput(f"loss_fn_config.{key} {what}")
+        raise InvalidInput(f"loss_fn_config.{key} {rule}")

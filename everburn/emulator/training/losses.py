@@ -1,17 +1,13 @@
 """The nine built-in losses of the service, each a pure function over one micro-batch.
 
-Every function returns the loss *per position*; the loss of a request is the raw sum over all
-positions (`optim_step` normalises, see `engine.py`). The service does not publish the settings of
-dro, dapo, gspo, dppo and reinforce: their keys (`loss_settings.py`) are those that the public
-Fireworks cookbook sends, with the formulas of the cited papers.
+The loss of a request is the sum over all positions (`optim_step` normalizes, see engine.py). The
+service doesn't publish the settings of dro, dapo, gspo, dppo and reinforce: their keys
+(loss_settings.py) are those of the public Fireworks cookbook, their formulas those of the papers.
 
 Notation: pi is the policy being trained, q the distribution that sampled the token (its recorded
-log-probabilities come with the data), A the advantage, sg() a stop-gradient and r = exp(log pi -
-log anchor) the ratio to the anchor. The anchor is q unless the setting `anchor_logprob_source` is
-"current_detached", which anchors on pi itself: then r is 1 and `weighting` corrects for the
-distance between pi and q.
-
-Does not own: padding, the model, normalisation, what the wire looks like.
+log-probabilities come with the data), A the advantage, sg() a stop-gradient and
+r = exp(log pi - log anchor). The anchor is q or, if `anchor_logprob_source` is "current_detached",
+sg(pi): then r is 1, and `weighting` corrects for the distance between pi and q.
 """
 
 import math
@@ -30,8 +26,8 @@ from everburn.emulator.training.loss_settings import (
     DppoSettings,
     DroSettings,
     GspoSettings,
-    PolicySettings,
-    Settings,
+    LossSettings,
+    PolicyLossSettings,
     parse_settings,
 )
 
@@ -45,28 +41,28 @@ class Terms:
     anchor: Tensor
     """log-probability in the ratio's denominator, float32, without gradient."""
     weights: Tensor
-    """Advantages, or the weights of cross_entropy, float32; zero where nothing is trained."""
+    """Advantages, or the weights of cross_entropy, float32; zero at untrained positions."""
     trained: Tensor
-    """bool: positions that carry loss, those with a weight other than zero."""
+    """bool: positions whose weight isn't zero."""
 
     def ratio(self, log_cap: float) -> Tensor:
-        """r, with its logarithm clamped to +-log_cap so that exp() stays finite."""
+        """r, its logarithm clamped to +-log_cap so that exp() stays finite."""
         return (self.logprobs - self.anchor).clamp(-log_cap, log_cap).exp()
 
 
-def cross_entropy(terms: Terms, settings: Settings) -> Tensor:
+def cross_entropy(terms: Terms, settings: LossSettings) -> Tensor:
     """L = -w log pi.
 
-    The weighted negative log-likelihood; a raw sum, and w may be any real number, which is how
-    `forward_backward_custom` sends the gradient of a client's own loss.
+    w may be any real number: `forward_backward_custom` sends the gradient of a client's own loss
+    as w.
     """
     return -terms.weights * terms.logprobs
 
 
-def importance_sampling(terms: Terms, settings: PolicySettings) -> Tensor:
+def importance_sampling(terms: Terms, settings: PolicyLossSettings) -> Tensor:
     """L = -r A.
 
-    The off-policy policy gradient, unclipped (Tinker documentation, "importance_sampling").
+    Tinker documentation, "importance_sampling": the off-policy policy gradient, unclipped.
     """
     return -terms.ratio(settings.ratio_log_cap) * terms.weights
 
@@ -74,8 +70,8 @@ def importance_sampling(terms: Terms, settings: PolicySettings) -> Tensor:
 def ppo(terms: Terms, settings: ClippedSettings) -> Tensor:
     """L = -min(r A, clip(r, low, high) A).
 
-    Schulman et al. 2017, arXiv:1707.06347, equation 7. With group advantages it is clipped GRPO
-    (Shao et al. 2024, arXiv:2402.03300).
+    Schulman et al. 2017, arXiv:1707.06347, equation 7. With group advantages: clipped GRPO (Shao
+    et al. 2024, arXiv:2402.03300).
     """
     ratio = terms.ratio(settings.ratio_log_cap)
     clipped = ratio.clamp(settings.clip_low_threshold, settings.clip_high_threshold)
@@ -85,8 +81,8 @@ def ppo(terms: Terms, settings: ClippedSettings) -> Tensor:
 def cispo(terms: Terms, settings: CispoSettings) -> Tensor:
     """L = -sg(clip(r, low, high)) A log pi.
 
-    MiniMax-M1, arXiv:2506.13585, equation 4: the clipped ratio only weighs the token, so that no
-    token loses its gradient.
+    MiniMax-M1, arXiv:2506.13585, equation 4: the clipped ratio is a weight, so every token keeps
+    its gradient.
     """
     ratio = terms.ratio(settings.ratio_log_cap)
     clipped = ratio.clamp(settings.clip_low_threshold, settings.clip_high_threshold)
@@ -97,7 +93,7 @@ def dro(terms: Terms, settings: DroSettings) -> Tensor:
     """L = -(A log pi - beta/2 (log pi - log anchor)^2), on trained positions only.
 
     Richemond et al. 2024, arXiv:2405.19107, in the per-token form of the Tinker documentation. The
-    penalty is gated by `trained`, since the recorded logprobs of a prompt are padding.
+    recorded logprobs of a prompt are padding, so the penalty is masked by `trained`.
     """
     distance = terms.logprobs - terms.anchor
     penalty = 0.5 * settings.beta * distance.square() * terms.trained
@@ -105,10 +101,10 @@ def dro(terms: Terms, settings: DroSettings) -> Tensor:
 
 
 def dapo(terms: Terms, settings: DapoSettings) -> Tensor:
-    """L = -min(r A, clip(r, low, high) A), and for A < 0 at most -c A where eps_clip_c = c is set.
+    """L = -min(r A, clip(r, low, high) A); with eps_clip_c = c, at most -c A where A < 0.
 
     Yu et al. 2025, arXiv:2503.14476 (asymmetric bounds), with the dual clip of Ye et al. 2019,
-    arXiv:1912.09729, equation 4. Its dynamic sampling and its normalisation belong to the caller.
+    arXiv:1912.09729, equation 4. DAPO's dynamic sampling and normalization belong to the caller.
     """
     clipped = ppo(terms, settings)
     if settings.eps_clip_c is None:
@@ -121,8 +117,8 @@ def gspo(terms: Terms, settings: GspoSettings) -> Tensor:
     """L = -min(s A, clip(s, low, high) A) / |y|, s = sg(exp(mean(log pi - log anchor))) pi /
     sg(pi).
 
-    Zheng et al. 2025, arXiv:2507.18071, the token form GSPO-token (equation 13): one ratio per
-    sequence, the geometric mean over its |y| trained tokens, with a gradient through each token.
+    Zheng et al. 2025, arXiv:2507.18071, GSPO-token (equation 13): one ratio per sequence, the
+    geometric mean over its |y| trained tokens, with a gradient through each token.
     """
     length = terms.trained.sum(-1, keepdim=True).clamp(min=1)
     log_ratio = (terms.logprobs - terms.anchor) * terms.trained
@@ -136,9 +132,9 @@ def gspo(terms: Terms, settings: GspoSettings) -> Tensor:
 def dppo(terms: Terms, settings: DppoSettings) -> Tensor:
     """L = -r A m, m = 0 where the update would widen a divergence D(anchor, pi) above threshold.
 
-    Divergence Proximal Policy Optimization, arXiv:2602.04879, with the binary divergences between
-    the two Bernoulli variables "this token or another": D_TV = |p_anchor - p|, or D_KL. A token is
-    masked only if its update moves it further away (A > 0 and r > 1, or A < 0 and r < 1).
+    Divergence Proximal Policy Optimization, arXiv:2602.04879. D is the divergence between the
+    Bernoulli variables "this token or another": D_TV = |p_anchor - p|, or D_KL. An update widens it
+    if A > 0 and r > 1, or A < 0 and r < 1.
     """
     ratio = terms.ratio(settings.ratio_log_cap)
     policy, anchor = terms.logprobs.detach().exp(), terms.anchor.exp()
@@ -151,49 +147,47 @@ def dppo(terms: Terms, settings: DppoSettings) -> Tensor:
     return -ratio * terms.weights * ~(widening & (divergence > threshold))
 
 
-def reinforce(terms: Terms, settings: PolicySettings) -> Tensor:
+def reinforce(terms: Terms, settings: PolicyLossSettings) -> Tensor:
     """L = -A log pi.
 
-    Williams 1992, doi:10.1007/BF00992696. `weighting` corrects it for data that another policy
-    sampled; without it the recorded logprobs are not used.
+    Williams 1992, doi:10.1007/BF00992696. `weighting` corrects for data that another policy
+    sampled; without it the recorded logprobs aren't used.
     """
     return -terms.weights * terms.logprobs
 
 
 def _binary_kl(anchor: Tensor, policy: Tensor) -> Tensor:
-    tiny = torch.finfo(policy.dtype).eps
-    p, q = anchor.clamp(tiny, 1 - tiny), policy.clamp(tiny, 1 - tiny)
+    eps = torch.finfo(policy.dtype).eps
+    p, q = anchor.clamp(eps, 1 - eps), policy.clamp(eps, 1 - eps)
     return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
 
 
 LossFunction = Callable[[Terms, Any], Tensor]
 
-LOSSES: Mapping[str, tuple[LossFunction, type[Settings]]] = {
-    "cross_entropy": (cross_entropy, Settings),
-    "importance_sampling": (importance_sampling, PolicySettings),
+LOSSES: Mapping[str, tuple[LossFunction, type[LossSettings]]] = {
+    "cross_entropy": (cross_entropy, LossSettings),
+    "importance_sampling": (importance_sampling, PolicyLossSettings),
     "ppo": (ppo, ClippedSettings),
     "cispo": (cispo, CispoSettings),
     "dro": (dro, DroSettings),
     "dapo": (dapo, DapoSettings),
     "gspo": (gspo, GspoSettings),
     "dppo": (dppo, DppoSettings),
-    "reinforce": (reinforce, PolicySettings),
+    "reinforce": (reinforce, PolicyLossSettings),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A built-in loss with its settings, ready to be applied to micro-batches."""
+    """A built-in loss with its settings."""
 
     name: str
     function: LossFunction
-    settings: Settings
+    settings: LossSettings
 
     @classmethod
     def parse(cls, name: str, config: Mapping[str, Any] | None) -> "Loss":
-        """From the wire's `loss_fn` and `loss_fn_config`; InvalidInput says what is wrong with
-        it.
-        """
+        """Parse the wire's `loss_fn` and `loss_fn_config`. Raises InvalidInput."""
         if name not in LOSSES:
             raise InvalidInput(f"unknown loss_fn {name!r}; known: {', '.join(LOSSES)}")
         function, settings_type = LOSSES[name]
@@ -201,12 +195,15 @@ class Loss:
 
     @property
     def is_policy(self) -> bool:
-        """Whether it takes advantages and recorded logprobs instead of weights."""
-        return isinstance(self.settings, PolicySettings)
+        """True if the loss takes advantages and recorded logprobs instead of weights."""
+        return isinstance(self.settings, PolicyLossSettings)
 
     @property
     def reports_diagnostics(self) -> bool:
-        return isinstance(self.settings, PolicySettings) and self.settings.report_policy_diagnostics
+        return (
+            isinstance(self.settings, PolicyLossSettings)
+            and self.settings.report_policy_diagnostics
+        )
 
     def __call__(self, logprobs: Tensor, recorded: Tensor, weights: Tensor) -> Tensor:
         """Loss per position, [rows, width], exactly zero where `weights` is.
@@ -215,11 +212,11 @@ class Loss:
         """
         current = logprobs.detach()
         trained = weights != 0
-        # At untrained positions the recorded logprobs are padding of any value: a distance of zero
-        # keeps infinities (and with them NaN gradients) out of the untrained part of the batch.
+        # Recorded logprobs of untrained positions are padding of any value. A distance of zero
+        # keeps infinities, and thus NaN gradients, out of the batch.
         recorded = torch.where(trained, recorded, current)
         settings = self.settings
-        if not isinstance(settings, PolicySettings):
+        if not isinstance(settings, PolicyLossSettings):
             anchor, correction = recorded, None
         else:
             detached = settings.anchor_logprob_source == "current_detached"
@@ -230,12 +227,12 @@ class Loss:
         return loss if correction is None else loss * correction
 
 
-def _correction(log_ratio: Tensor, settings: PolicySettings) -> Tensor | None:
-    """Weight of each token for the distance between the anchor and q, without gradient.
+def _correction(log_ratio: Tensor, settings: PolicyLossSettings) -> Tensor | None:
+    """Weight of each token that corrects for the distance between the anchor and q, no gradient.
 
     tis: min(anchor/q, cap), truncated importance sampling (Ionides 2008,
-    doi:10.1198/106186008X320456). mis: anchor/q where it is within [1/cap, cap], zero elsewhere
-    (masked importance sampling).
+    doi:10.1198/106186008X320456). mis: anchor/q within [1/cap, cap], else zero (masked importance
+    sampling).
     """
     if settings.weighting == "none":
         return None
@@ -248,9 +245,7 @@ def _correction(log_ratio: Tensor, settings: PolicySettings) -> Tensor | None:
 
 @dataclass(slots=True)
 class Diagnostics:
-    """Distance between pi and q over the trained tokens of a request
-    (`report_policy_diagnostics`).
-    """
+    """Distance between pi and q over the trained tokens of a request."""
 
     tokens: int = 0
     ratio_sum: float = 0.0

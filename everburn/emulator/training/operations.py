@@ -1,9 +1,9 @@
 """Training operations, each from the JSON of its request to the JSON of its result.
 
-Every function returns Work for the compute thread: what it raises becomes the operation's result,
-not an HTTP error, because a 4xx at submission would make the SDK's client unusable for good.
+A function returns Work for the compute thread. Its exception becomes the operation's result, not an
+HTTP error: after a 4xx at submission the SDK's client would stay unusable.
 
-Does not own: ordering (`futures.py`), the model's mathematics (`engine.py`).
+Doesn't own ordering (futures.py) or the model (engine.py).
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from everburn.emulator.models.registry import ModelStore
 from everburn.emulator.sessions import Model
 from everburn.emulator.training.checkpoints import CheckpointRef, CheckpointStore
 from everburn.emulator.training.datums import Submission, parse_submission
-from everburn.emulator.training.engine import Engine, Outcome, TrainingState
+from everburn.emulator.training.engine import Engine, ForwardOutput, TrainingState
 from everburn.emulator.training.futures import Result
 from everburn.emulator.training.spec import AdamSettings, ModelSpec, Normalization
 
@@ -43,30 +43,30 @@ CAPABILITIES: Mapping[str, Any] = {
     "supports_target_logprob_support": False,
     "supports_router_replay": False,
 }
-"""What create_model advertises: exactly what is implemented. The base models have no experts."""
+"""What create_model advertises: exactly what is implemented."""
 
 
-def at_once(action: Callable[[], T]) -> Work[T]:
+def single_slice(action: Callable[[], T]) -> Work[T]:
     """Work of a single slice."""
     yield from ()
     return action()
 
 
 def create_engine(bases: Bases, body: Body, job_rank: int | None = None) -> Work[Engine]:
-    """The engine of a create_model request; may take minutes if the base model must be made.
+    """The engine of a create_model request; takes minutes if the base model must be made.
 
-    job_rank: of a dedicated job, which was made for adapters up to it, or for full parameters (0).
+    job_rank: largest LoRA rank of a dedicated job, 0 for full parameters; None if serverless.
     """
 
     def create() -> Engine:
         spec = _spec(body)
-        if job_rank is not None and not spec.frozen and not _fits(spec.rank, job_rank):
+        if job_rank is not None and not spec.frozen and not _rank_fits(spec.rank, job_rank):
             raise InvalidInput(
                 f"a model of LoRA rank {spec.rank} doesn't fit a trainer job of rank {job_rank}"
             )
         return Engine(bases.get(spec.base_model), spec)
 
-    return at_once(create)
+    return single_slice(create)
 
 
 def forward(model: Model, body: Body) -> Work[Result]:
@@ -82,17 +82,17 @@ def optim_step(model: Model, body: Body) -> Work[Result]:
         parameters = body.get("adam_params")
         if not isinstance(parameters, dict):
             raise InvalidInput("adam_params must be an object")
-        given = {
+        settings = {
             field.name: wire.number(parameters, field.name, 0.0)
             for field in dataclasses.fields(AdamSettings)
             if field.name in parameters
         }
         metrics = model.engine.optim_step(
-            AdamSettings(**given), _normalization(body), empty=model.queue.repeating
+            AdamSettings(**settings), _normalization(body), empty=model.queue.repeating
         )
         return {"metrics": metrics}
 
-    return at_once(step)
+    return single_slice(step)
 
 
 def save_weights(model: Model, store: CheckpointStore, account: str, body: Body) -> Work[Result]:
@@ -101,7 +101,7 @@ def save_weights(model: Model, store: CheckpointStore, account: str, body: Body)
         store.save(ref, model.spec, model.engine.state())
         return {"type": "save_weights", "path": str(ref)}
 
-    return at_once(save)
+    return single_slice(save)
 
 
 def load_weights(
@@ -113,12 +113,12 @@ def load_weights(
     *,
     keep_gradients: bool = False,
 ) -> Work[Result]:
-    """runs_of_job: of a trainer job, oldest first; resolves `cross_job://<job>/<name>`."""
+    """runs_of_job: the runs of a trainer job, oldest first, for `cross_job://<job>/<name>`."""
 
     def load() -> Result:
         path = wire.text(body, "path")
         if path.startswith(CROSS_JOB):
-            ref = _of_another_job(path, account, store, runs_of_job)
+            ref = _cross_job_checkpoint(path, account, store, runs_of_job)
         else:
             ref = CheckpointRef.parse(path, account=account, run=model.run)
         if ref in model.session.snapshots:
@@ -134,15 +134,13 @@ def load_weights(
         model.engine.load(store.load(ref), optimizer=optimizer, keep_gradients=keep_gradients)
         return {"type": "load_weights", "path": str(ref)}
 
-    return at_once(load)
+    return single_slice(load)
 
 
 def sampler_weights(
     model: Model, account: str, body: Body, *, dedicated: bool = False
 ) -> Work[tuple[CheckpointRef, SamplerWeights]]:
-    """The weights of a save_weights_for_sampler request, and the reference to publish them
-    under.
-    """
+    """Weights and reference of the new snapshot of a save_weights_for_sampler request."""
 
     def copy() -> tuple[CheckpointRef, SamplerWeights]:
         kind = body.get("checkpoint_type", "base")
@@ -151,7 +149,7 @@ def sampler_weights(
                 f"checkpoint_type {kind!r} is not supported here; use base or delta, or, on a "
                 "dedicated trainer job, merged_base"
             )
-        if dedicated and kind == "delta" and (model.spec.rank or model.exported is None):
+        if dedicated and kind == "delta" and (model.spec.rank or model.last_export is None):
             raise UnsupportedOperation(
                 "a delta needs a full-parameter model that has exported a base: adapters are "
                 "exported whole"
@@ -160,13 +158,13 @@ def sampler_weights(
         if ref in model.session.snapshots:
             raise NameTaken(f"sampler snapshot {ref} exists; choose a new name")
         weights = model.engine.sampler_weights()
-        return ref, _folded(model, weights) if kind == "merged_base" else weights
+        return ref, _merged_base(model, weights) if kind == "merged_base" else weights
 
-    return at_once(copy)
+    return single_slice(copy)
 
 
-def _folded(model: Model, weights: SamplerWeights) -> SamplerWeights:
-    """The adapter folded into the base model, as full parameters."""
+def _merged_base(model: Model, weights: SamplerWeights) -> SamplerWeights:
+    """The adapter merged into the base model, as full parameters."""
     ups = [tensor for name, tensor in weights.tensors.items() if ".lora_B." in name]
     if not any(bool(up.any()) for up in ups):
         raise InvalidInput("merged_base needs an adapter that differs from a new one")
@@ -174,10 +172,10 @@ def _folded(model: Model, weights: SamplerWeights) -> SamplerWeights:
     return SamplerWeights({name: tensor.detach() for name, tensor in merged.items()}, None)
 
 
-def _of_another_job(
+def _cross_job_checkpoint(
     path: str, account: str, store: CheckpointStore, runs_of_job: Callable[[str], list[str]]
 ) -> CheckpointRef:
-    """The newest checkpoint that a `cross_job://<job>/<name>` can mean."""
+    """The newest checkpoint of a `cross_job://<job>/<name>`."""
     job, _, name = path.removeprefix(CROSS_JOB).partition("/")
     for run in reversed(runs_of_job(job)):
         ref = CheckpointRef.parse(name, account=account, run=run)
@@ -186,33 +184,32 @@ def _of_another_job(
     raise CheckpointNotFound(f"trainer job {job} has saved no checkpoint {name!r}")
 
 
-def _fits(rank: int, job_rank: int) -> bool:
+def _rank_fits(rank: int, job_rank: int) -> bool:
     return 0 < rank <= job_rank if job_rank else rank == 0
 
 
 def load_adapter(model: Model, models: ModelStore, body: Body) -> Work[Result]:
-    """Weights of a promoted adapter; Adam starts anew."""
+    """Load the weights of a promoted adapter and reset Adam."""
 
     def load() -> Result:
         path = wire.text(body, "adapter_path")
         if not model.spec.rank:
             raise UnsupportedOperation("an adapter is loaded into a LoRA model only")
-        found = models.get(path)
-        if differences := model.spec.differences(found.spec):
+        if differences := model.spec.differences(models.get(path).spec):
             raise CheckpointMismatch(
                 f"adapter {path} doesn't fit this model: {'; '.join(differences)}"
             )
-        fresh = TrainingState(models.weights(path), {}, {}, step=0)
-        model.engine.load(fresh, optimizer=False)
+        state = TrainingState(models.weights(path), {}, {}, step=0)
+        model.engine.load(state, optimizer=False)
         return {"type": "load_adapter", "model_id": model.model_id, "adapter_path": path}
 
-    return at_once(load)
+    return single_slice(load)
 
 
 def _pass(
     model: Model,
     payload: Any,
-    run: Callable[[Submission], Generator[None, None, Outcome]],
+    run: Callable[[Submission], Generator[None, None, ForwardOutput]],
 ) -> Work[Result]:
     if not isinstance(payload, dict):
         raise InvalidInput("the input must be an object with data and loss_fn")
@@ -238,7 +235,7 @@ def _spec(body: Body) -> ModelSpec:
     lora = body.get("lora_config") or {"rank": 0}
     if lora.get("init_method") not in (None, "kaiming"):
         raise UnsupportedOperation(
-            f"the emulator initialises adapters by 'kaiming' only, not {lora['init_method']!r}"
+            f"the emulator initializes adapters by 'kaiming' only, not {lora['init_method']!r}"
         )
     rank, alpha = wire.integer(lora, "rank"), lora.get("alpha")
     if rank < 0 or (alpha is not None and wire.integer(lora, "alpha") <= 0):

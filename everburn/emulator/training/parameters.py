@@ -1,7 +1,6 @@
 """The trainable parameters of a module in one flat buffer.
 
-Accumulating, clipping, stepping and checking for finiteness are then single tensor operations,
-whatever the number of layers. Does not own what is done with the buffer.
+Accumulating, clipping, stepping and finiteness checks are then single tensor operations.
 """
 
 from collections.abc import Iterator
@@ -12,14 +11,13 @@ from torch import Tensor, nn
 from everburn.emulator.models.bases import Tensors
 
 ALIGNMENT = 16
-"""Floats between possible starts of a parameter in the flat buffer: 64 bytes, so that every
-parameter is aligned as a tensor of its own would be. Kernels may round differently on other
-alignments.
+"""Alignment of a parameter in the buffer, in floats: 64 bytes, as for a separate tensor. Kernels
+may round differently at other alignments.
 """
 
 
 class FlatParameters:
-    """The trainable parameters of a module, moved into one buffer that they become views of."""
+    """Moves the trainable parameters of a module into one buffer; they become views of it."""
 
     def __init__(self, module: nn.Module) -> None:
         trainable = {
@@ -27,15 +25,15 @@ class FlatParameters:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
-        self._places: dict[str, tuple[int, torch.Size]] = {}
+        self._slices: dict[str, tuple[int, torch.Size]] = {}
         size = 0
         for name, parameter in trainable.items():
-            self._places[name] = (size, parameter.shape)
+            self._slices[name] = (size, parameter.shape)
             size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.values = torch.zeros(size)
         self.gradient = torch.zeros(size)
         self.parameter = nn.Parameter(self.values)
-        """The same storage as `values`, as the optimizer takes it."""
+        """The storage of `values`, for the optimizer."""
         for name, values in self._views(self.values):
             values.copy_(trainable[name].detach())
             trainable[name].data = values
@@ -51,5 +49,5 @@ class FlatParameters:
             part.copy_(tensors[name])
 
     def _views(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
-        for name, (start, shape) in self._places.items():
+        for name, (start, shape) in self._slices.items():
             yield name, buffer[start : start + shape.numel()].view(shape)

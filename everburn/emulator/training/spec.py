@@ -1,7 +1,4 @@
-"""What a model and an optimizer step are asked to be.
-
-Plain values with their checks; no tensors. `ModelSpec` is part of every checkpoint.
-"""
+"""Specification of a model and of an optimizer step: checked values, no tensors."""
 
 import dataclasses
 import secrets
@@ -14,14 +11,14 @@ Normalization = Literal["none", "num_loss_tokens", "num_sequences"]
 
 
 LARGEST_SETTING = 1e15
-"""Bound of Adam's settings: products of two of them stay within float32, so that no step fails half
+"""Bound of Adam's settings: a product of two of them stays within float32, so no step fails half
 done.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What a model is, apart from its weights; part of every checkpoint."""
+    """A model without its weights; part of every checkpoint."""
 
     base_model: str
     rank: int
@@ -29,15 +26,15 @@ class ModelSpec:
     alpha: int | None = None
     """LoRA scale is alpha / rank; None for full parameters."""
     seed: int | None = None
-    """Seed of the adapter's initialisation; None for full parameters."""
+    """Seed of the adapter's initialization; None for full parameters."""
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
     frozen: bool = False
-    """The base model as it is, for reference log-probabilities: forward only."""
+    """The base model itself, for reference log-probabilities: forward passes only."""
 
     def resolved(self) -> "ModelSpec":
-        """The same with nothing left open: alpha defaults to 2 * rank, the seed to a random one."""
+        """With defaults: alpha 2 * rank, a random seed."""
         if not self.rank:
             return dataclasses.replace(self, alpha=None, seed=None)
         return dataclasses.replace(
@@ -51,7 +48,7 @@ class ModelSpec:
         return self.alpha / self.rank if self.rank and self.alpha is not None else None
 
     def differences(self, other: "ModelSpec") -> list[str]:
-        """What keeps weights of `other` from being loaded into this model, in words."""
+        """The reasons why weights of `other` don't fit this model."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "seed"]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{name} is {b!r} there and {a!r} here" for name, a, b in pairs if a != b]
@@ -59,7 +56,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamSettings:
-    """Adam with decoupled weight decay, as torch.optim.AdamW, with clipping by the global norm."""
+    """torch.optim.AdamW, with gradient clipping by the global norm."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -67,7 +64,7 @@ class AdamSettings:
     eps: float = 1e-12
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
-    """Largest norm of the normalised gradient; 0 does not clip."""
+    """Largest norm of the normalized gradient; 0: no clipping."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
