@@ -1,4 +1,4 @@
-"""HUD environments as rollouts: tasks as dataset rows, a task's run as a completion.
+"""HUD environments as rollouts: a task is a dataset row, a run of a task is a completion.
 
 A configuration names `everburn.hud.tasks:rows` as its dataset and
 `everburn.hud.rollouts:make_rollout_fn` as its rollout. Needs the extra `hud`, whose first import
@@ -7,5 +7,5 @@ takes about two seconds.
 
 from everburn.hud.package import import_hud
 
-# Before any module of this package does it: by itself, hud looks for a key in several places.
+# Before another module imports hud, which by itself reads keys from several places.
 import_hud()

@@ -1,7 +1,7 @@
-"""The policy as a HUD agent: one turn, its exact tokens recorded on the run.
+"""The policy as a HUD agent of one turn, and the recording of an agent's error.
 
-Owns what our own agent does, and how another's failure is kept: HUD turns every exception into a
-status, and what it was decides whether a rollout is tried again. Doesn't own sampling or formats.
+HUD turns an agent's exception into a status, but its type decides if the rollout is retried.
+Doesn't own sampling or formats.
 """
 
 from hud.agents.base import Agent
@@ -16,9 +16,9 @@ from everburn.usercode.deadlines import within
 
 
 class PolicyAgent(Agent):
-    """Answers a task's prompt by one sample of the run's policy.
+    """Answers a task's prompt with one sample of the policy. Stateless: serves concurrent runs.
 
-    sampling_timeout: seconds for the sample. Stateless: serves any number of runs at once.
+    sampling_timeout: seconds for the sample.
     """
 
     def __init__(self, sampler: Sampler, format: Format, sampling_timeout: float) -> None:
@@ -48,8 +48,8 @@ class PolicyAgent(Agent):
         run.trace.content = text
 
 
-class Witness(Agent):
-    """Lets another agent work on one run, and remembers the error it ended in."""
+class ErrorRecorder(Agent):
+    """Runs another agent on one run and records its error."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent.config)

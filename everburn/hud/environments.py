@@ -1,8 +1,7 @@
-"""Where HUD environments run.
+"""The placement of HUD environments: in this process, in their own processes, or hosted.
 
-Owns the choice of placement, and how many run at once. Doesn't own the environments of this
-process (local.py) or in processes of their own (processes.py), nor the agents that talk to them:
-those run where rollouts run, and reach an environment over its socket.
+Owns the choice, and the limit on concurrent environments. Doesn't own the environments (local.py,
+processes.py) or the agents, which run with the rollouts and connect to an environment's socket.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ MAX_ENVIRONMENTS = 64
 
 
 class PlacementError(ValueError):
-    """Environments that aren't where the configuration says."""
+    """The configured placement is invalid."""
 
 
 def place(
@@ -37,36 +36,36 @@ def place(
     isolation: Isolation = "thread",
     max_environments: int = MAX_ENVIRONMENTS,
 ) -> Provider:
-    """Where each task gets its environment; exactly one of the first three.
+    """The provider of environments. Takes exactly one of env_path, environment and hosted.
 
-    env_path: a .py file or folder that declares it, loaded anew for each task. environment:
-    `module:function` that returns a new one. hosted: on the HUD platform.
-    isolation: each local environment has a thread and an event loop of its own; or "shared", all
-    have one loop, for modules that keep what belongs to a loop (a client, a semaphore); or
-    "process", each has a process, registered with `resources`, which takes seconds to start: for
-    graders that compute for long, or that change what all of a process share.
-    max_environments: how many there are at once.
+    env_path: a .py file or folder that declares the environment, loaded again for each task.
+    environment: `module:function` that returns a new one. hosted: on the HUD platform.
+    isolation: "thread": each local environment has its own thread and event loop. "shared": all use
+    one loop, for modules that keep objects of a loop (a client, a semaphore). "process": each has
+    its own process, registered with `resources`, which takes seconds to start: for graders that
+    compute for long or change process-wide state.
+    max_environments: limit on concurrent environments.
 
     Raises:
-        PlacementError: not exactly one, no such file, or that can't be isolated.
-        HudKeyMissingError: hosted, and no key.
+        PlacementError: not exactly one of the three, no such file, or invalid isolation.
+        HudKeyMissingError: hosted without a key.
         EntrypointError: `environment` can't be resolved.
     """
     if [env_path is not None, environment is not None, hosted].count(True) != 1:
-        raise PlacementError("say where HUD environments run: env_path, environment or hosted")
+        raise PlacementError("set exactly one of env_path, environment and hosted")
     if isolation not in ("thread", "shared", "process"):
         raise PlacementError(
             f"isolation is {isolation!r}; it must be 'thread', 'shared' or 'process'"
         )
     if isolation == "process" and env_path is None:
-        raise PlacementError("isolation 'process' starts an environment from its file: env_path")
+        raise PlacementError("isolation 'process' requires env_path")
     if max_environments < 1:
         raise PlacementError(f"max_environments is {max_environments}; it must be at least 1")
     slots = asyncio.Semaphore(max_environments)
     shared = isolation == "shared"
     if hosted:
-        require_hud_key("an environment that is hosted")
-        return Limited(HUDRuntime(), slots)
+        require_hud_key("a hosted environment")
+        return LimitedProvider(HUDRuntime(), slots)
     if environment is not None:
         entrypoint = Entrypoint(name=environment)
         call(entrypoint)
@@ -78,18 +77,18 @@ def place(
             "worker processes"
         )
     if isolation == "process":
-        return Limited(ProcessEnvironments(path, resources), slots)
+        return LimitedProvider(ProcessEnvironments(path, resources), slots)
     return LocalEnvironments(path, slots, shared)
 
 
-class Limited:
-    """Another placement's environments, so many at once."""
+class LimitedProvider:
+    """Limits the concurrent environments of another provider."""
 
-    def __init__(self, placement: Provider, slots: asyncio.Semaphore) -> None:
-        self._placement = placement
+    def __init__(self, provider: Provider, slots: asyncio.Semaphore) -> None:
+        self._provider = provider
         self._slots = slots
 
     @asynccontextmanager
     async def __call__(self, task: Task) -> AsyncIterator[Runtime]:
-        async with self._slots, self._placement(task) as runtime:
+        async with self._slots, self._provider(task) as runtime:
             yield runtime

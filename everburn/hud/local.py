@@ -1,8 +1,7 @@
-"""HUD environments in this process, each on a thread of its own.
+"""HUD environments in this process, each on its own thread and event loop.
 
-Owns their loops: an environment that blocks (a grader that computes, a tool that sleeps) holds up
-neither sampling, nor the worker, nor another environment, whose agent would take the silence for
-its end. Doesn't own the serving (hud's).
+An environment that blocks (a grader that computes, a tool that sleeps) delays neither sampling, nor
+the worker, nor other environments, which HUD would give up as dead.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from hud.environment import load_environment
 from hud.eval import LocalRuntime, Runtime, Task
@@ -23,16 +21,15 @@ from everburn.hud.sources import enter_source
 from everburn.usercode.loop import UserLoop
 from hud import Environment
 
-NAME = "hud environment"
-"""Of the threads."""
+THREAD_NAME = "hud environment"
 
 
 class LocalEnvironments:
     """The environments of a source, served by this process.
 
     source: a .py file or folder that declares them, or a function that makes one for a task.
-    slots: taken for as long as a thread lives, also by an environment that blocks after everybody
-    else has left. shared: all of them on one loop, which outlives them.
+    slots: each held until the environment has ended, also one that blocks after its run was
+    cancelled. shared: all environments of this process use one loop.
     """
 
     def __init__(
@@ -43,50 +40,50 @@ class LocalEnvironments:
     ) -> None:
         self._source = source
         self._slots = slots
-        self._lasting: UserLoop | None = None
+        self._permanent_loop: UserLoop | None = None
         if shared:
-            self._lasting = _lasting_loop(None)
+            self._permanent_loop = _permanent_loop(None)
         elif isinstance(source, Path) and _declares_one_object(source):
-            # HUD serves it to one task at a time; what it keeps may belong to its loop.
-            self._lasting = _lasting_loop(source)
+            # HUD serves it to one task at a time; its state may belong to its loop.
+            self._permanent_loop = _permanent_loop(source)
 
     @asynccontextmanager
     async def __call__(self, task: Task) -> AsyncIterator[Runtime]:
-        serving = _Serving(self._source, task)
-        # Never cancelled: what blocks ends when it can, and nobody waits for it.
-        ended = asyncio.ensure_future(self._serve(serving))
-        address = asyncio.wrap_future(serving.address)
+        session = _Session(self._source, task)
+        # Never cancelled: an environment that blocks ends when it can, without its caller.
+        ended = asyncio.ensure_future(self._serve(session))
+        address = asyncio.wrap_future(session.address)
         try:
             either: set[asyncio.Future[Any]] = {address, ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not address.done():
-                await asyncio.shield(ended)  # raises why it didn't start
+                await asyncio.shield(ended)  # raises the error of the start
             yield address.result()
         finally:
-            serving.leave.set_result(None)
+            session.released.set_result(None)
             await asyncio.shield(ended)
 
-    async def _serve(self, serving: "_Serving") -> None:
+    async def _serve(self, session: "_Session") -> None:
         async with self._slots:
-            if serving.leave.done():
-                return  # whoever wanted it has waited long enough
-            if self._lasting is not None:
-                await self._lasting.run(serving.make)
-                await self._lasting.run(serving.serve)
+            if session.released.done():
+                return  # the caller was cancelled while waiting for the slot
+            if self._permanent_loop is not None:
+                await self._permanent_loop.run(session.load)
+                await self._permanent_loop.run(session.serve)
                 return
-            loop = UserLoop(NAME)
+            new_loop = UserLoop(THREAD_NAME)
             try:
-                # On the thread that serves it: some of what a module makes belongs to its thread.
-                await loop.run(serving.make)
+                # On the thread that serves it: a module may create objects of its thread.
+                await new_loop.run(session.load)
             except BaseException:
-                loop.close()
+                new_loop.close()
                 raise
-            with _homes.at_home(serving.environment, loop) as home:
-                await home.run(serving.serve)
+            with _serving_loop(session, new_loop) as loop:
+                await loop.run(session.serve)
 
 
-class _Serving:
-    """One environment from its making to its stop."""
+class _Session:
+    """One environment, from load to stop."""
 
     environment: Environment
 
@@ -94,9 +91,9 @@ class _Serving:
         self._source = source
         self._task = task
         self.address: Future[Runtime] = Future()
-        self.leave: Future[None] = Future()
+        self.released: Future[None] = Future()
 
-    async def make(self) -> None:
+    async def load(self) -> None:
         if not isinstance(self._source, Path):
             self.environment = self._source(self._task)
             return
@@ -105,71 +102,64 @@ class _Serving:
             self.environment = load_environment(self._source, name=self._task.env)
 
     async def serve(self) -> None:
-        leave = asyncio.wrap_future(self.leave)
-        up = asyncio.ensure_future(self._until(leave))
-        either: set[asyncio.Future[Any]] = {up, leave}
+        released = asyncio.wrap_future(self.released)
+        serving = asyncio.ensure_future(self._serve_until(released))
+        either: set[asyncio.Future[Any]] = {serving, released}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if leave.done() and not self.address.done():
-            up.cancel()  # it is still starting
-            await asyncio.gather(up, return_exceptions=True)
+        if released.done() and not self.address.done():
+            serving.cancel()  # it is still starting
+            await asyncio.gather(serving, return_exceptions=True)
         else:
-            await up
+            await serving
 
-    async def _until(self, leave: "asyncio.Future[None]") -> None:
+    async def _serve_until(self, released: "asyncio.Future[None]") -> None:
         local = LocalRuntime(lambda _: self.environment)
         with _importable(self._source):
             async with local(self._task) as runtime:
                 self.address.set_result(runtime)
-                await leave
+                await released
 
 
-class _Homes:
-    """Where each Environment object is being served: on one loop, whoever asks for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loops: WeakKeyDictionary[Environment, UserLoop] = WeakKeyDictionary()
-        self._guests: WeakKeyDictionary[Environment, int] = WeakKeyDictionary()
-
-    @contextmanager
-    def at_home(self, environment: Environment, loop: UserLoop) -> Iterator[UserLoop]:
-        """The loop to serve it on: `loop`, or the one where it is being served already. The other
-        is closed, and the last who leaves closes this one."""
-        with self._lock:
-            home = self._loops.setdefault(environment, loop)
-            self._guests[environment] = self._guests.get(environment, 0) + 1
-        if home is not loop:
-            loop.close()
-        try:
-            yield home
-        finally:
-            with self._lock:
-                self._guests[environment] -= 1
-                if not self._guests[environment]:
-                    del self._loops[environment], self._guests[environment]
-                    home.close()
-
-
-_homes = _Homes()
 _loading = threading.Lock()
-"""Importing changes what all of a process share: one environment at a time."""
+"""Imports change process-wide state: one environment loads at a time."""
+_loops: dict[Environment, tuple[UserLoop, set[_Session]]] = {}
+"""By Environment object: the loop that serves it, and the sessions that use it."""
+_loops_lock = threading.Lock()
+
+
+@contextmanager
+def _serving_loop(session: _Session, new_loop: UserLoop) -> Iterator[UserLoop]:
+    """The one loop of the session's Environment object: the loop that already serves it, else
+    `new_loop`. The last session closes it."""
+    with _loops_lock:
+        loop, sessions = _loops.setdefault(session.environment, (new_loop, set()))
+        sessions.add(session)
+    if loop is not new_loop:
+        new_loop.close()
+    try:
+        yield loop
+    finally:
+        with _loops_lock:
+            sessions.remove(session)
+            if not sessions:
+                del _loops[session.environment]
+                loop.close()
 
 
 @cache
-def _lasting_loop(source: Path | None) -> UserLoop:
-    """Of a source, or of all; for as long as this process lives."""
-    return UserLoop(NAME)
+def _permanent_loop(source: Path | None) -> UserLoop:
+    """The loop of a source, or of all environments, while this process lives."""
+    return UserLoop(THREAD_NAME)
 
 
 def _declares_one_object(source: Path) -> bool:
-    """Whether HUD keeps the modules of a source, and with them its environment."""
+    """True if HUD keeps the modules of a source, and thus one Environment object for all tasks."""
     return source.is_dir() or (source.parent / "__init__.py").is_file()
 
 
 @contextmanager
 def _importable(source: object) -> Iterator[None]:
-    """Templates may import what stands beside their file at any time, as in a process of their
-    own."""
+    """Lets templates import the modules next to their file at any time."""
     if not isinstance(source, Path):
         yield
         return

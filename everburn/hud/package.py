@@ -1,7 +1,4 @@
-"""The `hud` package: whether it is here, and whose key it uses.
-
-Owns its first import and the rule about keys. Doesn't own what is done with it.
-"""
+"""The `hud` package: its first import, and the rule about its key."""
 
 import asyncio
 import logging
@@ -15,14 +12,14 @@ class HudMissingError(ImportError):
 
 
 class HudKeyMissingError(RuntimeError):
-    """Something of the HUD platform was asked for, and there is no key."""
+    """The HUD platform is needed and there is no key."""
 
 
 def import_hud() -> None:
-    """Import hud, with the key of this process's environment or none.
+    """Import hud with the key in HUD_API_KEY, or without a key: then hud sends nothing.
 
-    Without a key it sends nothing anywhere. By itself it would also find one in `.env` of the
-    current folder or in `~/.hud/.env`, and upload the trace of every rollout from then on.
+    By default hud would also read a key from `.env` in the current folder or `~/.hud/.env`, and
+    then upload the trace of every rollout.
 
     Raises:
         HudMissingError
@@ -35,27 +32,26 @@ def import_hud() -> None:
             "pip install -c constraints.txt -e '.[hud]'"
         ) from None
     settings.api_key = hud_key()
-    # Every environment says when it is up: thousands of lines in a worker's log.
+    # hud logs the start of every environment: thousands of lines in a worker's log.
     logging.getLogger("hud.environment").setLevel(logging.WARNING)
-    logging.getLogger("asyncio").addFilter(_is_news)
+    logging.getLogger("asyncio").addFilter(_is_not_cancelled_connection)
 
 
 def hud_key() -> str | None:
-    """The key of the HUD platform, from the environment only."""
     return os.environ.get(HUD_KEY_ENV, "").strip() or None
 
 
-def require_hud_key(what: str) -> None:
-    """Raises HudKeyMissingError where there is no key; `what` needs it."""
+def require_hud_key(user: str) -> None:
+    """Raise HudKeyMissingError, which names `user`, if there is no key."""
     if hud_key() is None:
         raise HudKeyMissingError(
-            f"{what} is on the HUD platform: set {HUD_KEY_ENV} where the workers run, or put it "
-            "into a .env file there"
+            f"{user} needs a key of the HUD platform: set {HUD_KEY_ENV} where the workers run, or "
+            "put it into a .env file there"
         )
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Python 3.11 logs an error for each connection whose handler is cancelled, which is how HUD
-    ends every environment."""
+def _is_not_cancelled_connection(record: logging.LogRecord) -> bool:
+    """Log filter: Python 3.11 logs an error for each connection whose handler is cancelled, which
+    is how HUD ends every environment."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is not asyncio.CancelledError or "connection_made" not in record.getMessage()

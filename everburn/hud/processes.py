@@ -1,8 +1,8 @@
-"""HUD environments in processes of their own.
+"""HUD environments in their own processes.
 
-Owns the process of an environment and its end, also where the worker that started it is dead: it
-is registered as a resource of its completion before it is started, and found by a mark that it
-and whatever it starts have in their environment. Doesn't own what runs in it (served.py).
+A process is ended even if the worker that started it is dead: it is registered as a sandbox of its
+completion before it starts, and found by a mark in the environment variables of it and its
+children. Doesn't own its program (served.py).
 """
 
 import asyncio
@@ -26,24 +26,24 @@ from everburn.rollouts.contract import ResourceRegistry
 MARK_ENV = "EVERBURN_HUD_ENVIRONMENT"
 REAPER = "everburn.hud.processes:end"
 START_TIMEOUT = 120.0
-"""Seconds until an environment serves; HUD's own."""
+"""Seconds until an environment serves; HUD's default."""
 STOP_TIMEOUT = 10.0
-"""Seconds for its shutdown, before it is killed."""
+"""Seconds for an environment's shutdown, before it is killed."""
 LONGEST_LINE = 2**20
-"""Bytes."""
+"""Bytes per line of output."""
 
 
 class EnvironmentStartError(RuntimeError):
-    """An environment's process that doesn't come to serve."""
+    """An environment's process ended or timed out before it served."""
 
 
-class ElsewhereError(RuntimeError):
-    """A process that only its own machine can look for."""
+class OtherHostError(RuntimeError):
+    """The process runs on another machine."""
 
 
 class ProcessEnvironments:
-    """The environments of a .py file or folder, each served by a process of its own, which starts
-    in the source's folder."""
+    """The environments of a .py file or folder, each served by its own process, whose working
+    folder is the source's."""
 
     def __init__(self, source: Path, resources: ResourceRegistry) -> None:
         self._source = source
@@ -78,12 +78,12 @@ class ProcessEnvironments:
                 await finish_output(drain)
 
     async def _port(self, output: asyncio.StreamReader) -> int:
-        """Where it serves, as soon as it says so; what else it says goes to the worker's log.
+        """Wait for the process to announce its port; its other output goes to the worker's log.
 
         Raises:
-            EnvironmentStartError: with the end of what it said.
+            EnvironmentStartError: with the last lines of the output.
         """
-        said: deque[str] = deque(maxlen=50)
+        last_lines: deque[str] = deque(maxlen=50)
         problem = "ended before it served"
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -92,34 +92,34 @@ class ProcessEnvironments:
                     if announced:
                         return int(port)
                     sys.stderr.write(line)
-                    said.append(line)
+                    last_lines.append(line)
         except TimeoutError:
             problem = f"doesn't serve after {START_TIMEOUT:g} s"
-        told = "".join(said).strip() or "(it said nothing)"
-        raise EnvironmentStartError(f"the environment of {self._source} {problem}:\n{told}")
+        output_text = "".join(last_lines).strip() or "(no output)"
+        raise EnvironmentStartError(f"the environment of {self._source} {problem}:\n{output_text}")
 
 
 def end(mark: str, host: str) -> None:
-    """The reaper: end what has a mark, the environment's shutdown first.
+    """The reaper: terminate the marked processes; kill those that outlive STOP_TIMEOUT.
 
     Raises:
-        ElsewhereError: it was started on another machine.
+        OtherHostError: they were started on another machine.
     """
-    here = socket.gethostname()
-    if host != here:
-        raise ElsewhereError(f"it runs on {host}, and this is {here}: run `everburn reap` there")
+    this_host = socket.gethostname()
+    if host != this_host:
+        raise OtherHostError(f"it runs on {host}, not on {this_host}: run `everburn reap` there")
     deadline = time.monotonic() + STOP_TIMEOUT
     for process in marked(mark):
         _unless_gone(process.terminate)
-    while left := list(marked(mark)):
+    while remaining := list(marked(mark)):
         if time.monotonic() > deadline:
-            for process in left:
+            for process in remaining:
                 _unless_gone(process.kill)
         time.sleep(0.05)
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """The processes of this machine that have a mark, but for those that have ended."""
+    """The running processes of this machine with the mark."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK_ENV) == mark:

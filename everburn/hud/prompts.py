@@ -1,6 +1,5 @@
-"""Prompts of HUD environments: as messages, and in which format a model reads them.
+"""Prompts of HUD environments: conversion to chat messages, and formats by name.
 
-Owns the names of formats, other recipes' included, and the reading of an environment's prompt.
 Doesn't own formats (agentic/formats.py).
 """
 
@@ -16,15 +15,14 @@ _EXAMPLE = "qwen3_8_disable_thinking"
 
 
 class PromptError(ValueError):
-    """A prompt that isn't text. Fatal."""
+    """The prompt isn't text. Fatal."""
 
 
 def make_format(name: str | None, tokenizer: Any) -> Format:
-    """The format of a name: "plain" (texts as they are, for models that continue text), a name of
-    the `renderers` package ("qwen3.8"), or the same as other recipes write it ("qwen3_8",
-    "qwen3_8_disable_thinking").
-
-    None means plain, which a model with a chat template isn't given by accident.
+    """The format with a name: "plain" (unchanged texts, for models that continue text), or a name
+    of the `renderers` package, in its own spelling ("qwen3.8") or in the Fireworks recipe's
+    ("qwen3_8", "qwen3_8_disable_thinking"). None means plain; for a model with a chat template,
+    plain must be explicit.
 
     Raises:
         FormatError
@@ -32,7 +30,7 @@ def make_format(name: str | None, tokenizer: Any) -> Format:
     if name is None and getattr(tokenizer, "chat_template", None) is not None:
         raise FormatError(
             f"this model has a chat template: name its renderer, for example {_EXAMPLE!r}, or "
-            f"{PLAIN!r} for no format at all"
+            f"{PLAIN!r} for unchanged texts"
         )
     if name in (None, PLAIN):
         return TextFormat(tokenizer, _plain_text)
@@ -43,10 +41,10 @@ def make_format(name: str | None, tokenizer: Any) -> Format:
 
 
 def as_messages(prompt: object) -> list[Message]:
-    """An environment's prompt as chat messages, roles as they are.
+    """An environment's prompt as chat messages, with their roles.
 
     Raises:
-        PromptError: it holds something else than text.
+        PromptError: the prompt isn't all text.
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]

@@ -1,8 +1,8 @@
-"""A run of a HUD task as a completion: `hud.eval.rollout` with the run's policy as the agent.
+"""A run of a HUD task as a completion: `hud.eval.rollout` with the policy as the agent.
 
-Owns what a finished HUD run means (a reward, or a failure that is never a reward of zero), what is
-kept of it, and the ids it has on the HUD platform. Doesn't own agents (agent.py, tool_agent.py),
-placement (environments.py), or how calls become segments (agentic/assembly.py).
+Owns the result of a HUD run (a reward, or a failure that is never a reward of zero), its info and
+its ids on the HUD platform. Doesn't own agents (agent.py, tool_agent.py), placement
+(environments.py) or segments (agentic/assembly.py).
 """
 
 import uuid
@@ -18,7 +18,7 @@ from hud.eval.run import Run
 from everburn.agentic.assembly import Assembled, Call, assemble
 from everburn.agentic.tool_loop import Limits
 from everburn.config import Entrypoint
-from everburn.hud.agent import PolicyAgent, Witness
+from everburn.hud.agent import ErrorRecorder, PolicyAgent
 from everburn.hud.environments import MAX_ENVIRONMENTS, Isolation, place
 from everburn.hud.package import hud_key
 from everburn.hud.prompts import make_format
@@ -30,12 +30,12 @@ from everburn.usercode.entrypoints import call
 SAMPLING_TIMEOUT = 600.0
 """Seconds."""
 _IDS = uuid.UUID("8d0f6bd2-6f0c-4e0b-9a3c-0d0a8f5d7c11")
-"""Namespace of Everburn's ids at HUD."""
+"""Namespace of Everburn's ids on the HUD platform."""
 
 
 class HudRunFailedError(RecoverableRolloutError):
-    """A HUD run that wasn't completed, or couldn't be graded, or holds no sample: that says
-    nothing about the policy, so it is tried again, and never a reward of zero."""
+    """The HUD run wasn't completed, wasn't graded, or has no sample. It says nothing about the
+    policy, so it is retried instead of getting a reward of zero."""
 
 
 def make_rollout_fn(
@@ -53,12 +53,12 @@ def make_rollout_fn(
 ) -> RolloutFn:
     """Rollouts of HUD tasks.
 
-    env_path, environment, hosted, isolation, max_environments (in this worker, whatever has been
-    admitted): see environments.place. renderer: see prompts.make_format. turns: above 1, the
-    policy is offered the environment's tools, and answers so often at most. agent:
-    `module:function`, called with `setup`, that returns a HUD agent to use in place of these; what
-    it samples by `setup.sampler` it records as the `sample` of an AgentStep. sampling_timeout:
-    seconds for the sample of an only turn.
+    env_path, environment, hosted, isolation, max_environments (per worker): see environments.place.
+    renderer: see prompts.make_format.
+    turns: largest number of the policy's turns; above 1 it has the environment's tools.
+    agent: `module:function`, called with `setup`, that returns a HUD agent in place of the built-in
+    ones. It samples with `setup.sampler` and records each sample as the `sample` of an AgentStep.
+    sampling_timeout: seconds for the sample if turns is 1.
 
     Raises:
         PlacementError, FormatError, HudKeyMissingError, EntrypointError, ValueError
@@ -77,29 +77,29 @@ def make_rollout_fn(
     async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
         task = Task.model_validate(sample_prompt)
         ids = HudIds.of(current_scope.get())
-        witness = Witness(policy)
+        recorder = ErrorRecorder(policy)
         if hud_key() is not None and ids.job not in announced:
             announced.add(ids.job)
             await job_enter(ids.job, name=ids.run, group=setup.completions_per_prompt)
         run = await rollout(
             task,
-            witness,
+            recorder,
             runtime=placement,
             job_id=ids.job,
             group_id=ids.group,
             trace_id=ids.trace,
         )
-        if witness.error is not None:
-            # What it was decides whether the completion is tried again.
-            raise witness.error
+        if recorder.error is not None:
+            # Its type decides if the completion is retried.
+            raise recorder.error
         return completion_of(run)
 
     return rollout_fn
 
 
 class HudIds:
-    """Ids of a completion at HUD, the same however often it is tried: the run is HUD's job, the
-    prompt group its group, the completion its trace."""
+    """Ids of a completion on the HUD platform, the same for all its attempts. The run is a HUD
+    job, the prompt group a HUD group, the completion a HUD trace."""
 
     def __init__(self, run: str, group: str, completion: str) -> None:
         self.run = run
@@ -109,17 +109,13 @@ class HudIds:
 
     @classmethod
     def of(cls, scope: CompletionScope) -> "HudIds":
-        # A held-out row is rolled out once: it is a group of its own.
+        # A held-out row has one completion, which is its own group.
         group, _, _ = scope.name.partition(".completion-")
         return cls(scope.run, f"{scope.run}/{group}", f"{scope.run}/{scope.name}")
 
 
 def completion_of(run: Run) -> RolloutRun:
-    """The completion that a finished HUD run makes, with its grade and its trace.
-
-    Raises:
-        HudRunFailedError: saying what failed.
-    """
+    """The completion of a finished HUD run. Raises HudRunFailedError."""
     problem = failure_of(run)
     if problem is not None:
         raise HudRunFailedError(f"HUD task {run.slug}: {problem}")
@@ -128,17 +124,17 @@ def completion_of(run: Run) -> RolloutRun:
 
 
 def failure_of(run: Run) -> str | None:
-    """Why a run says nothing about the policy; None for one that was completed and graded.
+    """The reason why a run failed; None if it was completed and graded.
 
-    Its status and its grade are looked at both: after an agent's exception HUD grades all the
-    same, with a reward of 0 and no error.
+    Checks both status and grade: after an agent's exception HUD still grades the run, with a reward
+    of 0 and no error.
     """
     if run.trace.status != "completed":
         return f"{run.trace.status or 'not completed'}: {run.trace.error or 'no reason given'}"
     if run.grade.is_error:
         return f"its grader failed: {run.grade.content or 'no reason given'}"
     if not any(sample.output_token_ids for sample in _samples(run)):
-        return "it was completed without a recorded sample"
+        return "it completed without a recorded sample"
     return None
 
 
@@ -154,7 +150,7 @@ def _calls(run: Run) -> list[Call]:
 
 
 def _info(run: Run, assembled: Assembled) -> dict[str, Any]:
-    """What the grader says, and under `hud` what HUD knows; token ids are in the segments."""
+    """The grader's info and, under `hud`, HUD's record of the run without token ids."""
     steps = run.trace.model_dump(mode="json", exclude_none=True)["steps"]
     for step in steps:
         step.pop("sample", None)
@@ -186,9 +182,9 @@ def _agent(
         if turns > 1:
             return ToolAgent(setup, format, Limits(turns=turns))
         return PolicyAgent(setup.sampler, format, sampling_timeout)
-    made = call(Entrypoint(name=agent), setup)
-    if not isinstance(made, Agent):
-        raise ValueError(f"{agent} returned {type(made).__name__}, not a hud.agents.base.Agent")
-    if not hasattr(made, "config"):
+    custom = call(Entrypoint(name=agent), setup)
+    if not isinstance(custom, Agent):
+        raise ValueError(f"{agent} returned {type(custom).__name__}, not a hud.agents.base.Agent")
+    if not hasattr(custom, "config"):
         raise ValueError(f"{agent}: its agent's __init__ must call super().__init__()")
-    return made
+    return custom

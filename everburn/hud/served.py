@@ -1,6 +1,6 @@
 """The process of one HUD environment: `python -m everburn.hud.served PATH --env NAME`.
 
-hud's own server, in a process that has imported hud under Everburn's rule about keys (package.py).
+hud's server, in a process that imports hud under Everburn's rule about keys (package.py).
 """
 
 from hud.environment.server import main

@@ -1,8 +1,7 @@
-"""Source folders of HUD environments, in a process that serves several.
+"""Source folders of HUD environments in a process that serves several of them.
 
-HUD imports what stands beside an environment or a tasks file by its bare name (`env`, `graders`),
-as for a process that has one. Owns that such a module is never taken for another folder's of the
-same name. Doesn't own the loading (hud's).
+HUD imports the modules next to an environment or a tasks file by their bare names (`env`,
+`graders`). This module prevents a mix-up of equal names in different folders.
 """
 
 import sys
@@ -15,8 +14,8 @@ _current: Path | None = None
 
 
 def enter_source(path: Path) -> None:
-    """To be called before HUD loads from `path` (a file, or a folder of them): modules that other
-    folders have left are forgotten. Whoever uses them keeps them."""
+    """Call before HUD loads from `path`, a file or folder: removes the modules of other folders
+    from sys.modules. Code that has imported them keeps them."""
     global _current
     folder = path if path.is_dir() else path.parent
     with _lock:
@@ -25,10 +24,10 @@ def enter_source(path: Path) -> None:
         _current = folder
         _folders.add(folder)
         others = _folders - {folder}
-        for name in [name for name, module in sys.modules.items() if _is_of(module, others)]:
+        for name in [name for name, module in sys.modules.items() if _is_in(module, others)]:
             del sys.modules[name]
 
 
-def _is_of(module: object, folders: set[Path]) -> bool:
+def _is_in(module: object, folders: set[Path]) -> bool:
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and Path(file).parent in folders

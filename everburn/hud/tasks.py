@@ -1,8 +1,6 @@
-"""HUD tasks as dataset rows: where they come from, and which train and which are held out.
+"""HUD tasks as dataset rows: their sources, and the split into training and held-out rows.
 
-Owns the three sources (a function, a local file, a hosted task set), the split, and the text of
-every complaint about them. A row is a HUD task's own JSON. Doesn't own the environments in
-which tasks run (environments.py).
+A row is a HUD task's own JSON. Doesn't own the environments of tasks (environments.py).
 """
 
 import random
@@ -28,24 +26,25 @@ def rows(
     tasks_file: str | None = None,
     taskset: str | None = None,
 ) -> list[Row]:
-    """One part of a task source, the same in every process and at every call.
+    """One part of a task source. Deterministic.
 
-    Exactly one source: `function` (an entry point, `function(count, seed, **kwargs) -> Taskset`),
-    `tasks_file` (.py, folder, .json or .jsonl), or `taskset` (name or id on the HUD platform).
-    Shuffled by the seed; the first `training` tasks train, the next `held_out` are held out.
+    Takes exactly one source: `function` (an entry point, `function(count, seed, **kwargs) ->
+    Taskset`), `tasks_file` (.py, folder, .json or .jsonl), or `taskset` (name or id on the HUD
+    platform). The tasks are shuffled by the seed; the first `training` train, the next `held_out`
+    are held out.
 
     Raises:
-        DatasetError: no such source, unreadable, ambiguous, or too few tasks.
+        DatasetError: not exactly one source, unreadable, or too few tasks.
     """
-    given = [source for source in (function, tasks_file, taskset) if source is not None]
-    if len(given) != 1:
+    sources = [source for source in (function, tasks_file, taskset) if source is not None]
+    if len(sources) != 1:
         raise DatasetError("name one source of HUD tasks: function, tasks_file or taskset")
     if tasks_file is not None:
         source = _from_file(tasks_file)
     elif taskset is not None:
         source = _hosted(taskset)
     else:
-        source = _made(Entrypoint.model_validate(function), training + held_out, seed)
+        source = _from_function(Entrypoint.model_validate(function), training + held_out, seed)
     first, second = split(source, training, held_out, seed)
     chosen = first if part == "training" else second
     return [task.model_dump(mode="json", exclude_none=True) for task in chosen]
@@ -54,41 +53,37 @@ def rows(
 def split(
     source: Taskset, training: int, held_out: int, seed: int
 ) -> tuple[list[Task], list[Task]]:
-    """Disjoint parts of a shuffled source.
-
-    Raises:
-        DatasetError: it has too few tasks.
-    """
+    """Disjoint parts of the shuffled source. Raises DatasetError if it has too few tasks."""
     tasks = list(source)
     needed = training + held_out
     if len(tasks) < needed:
         raise DatasetError(
-            f"the task source {source.name!r} has {len(tasks)} tasks, and {needed} are needed: "
-            f"{training} to train on and {held_out} held out"
+            f"the task source {source.name!r} has {len(tasks)} tasks, but {needed} are needed: "
+            f"{training} for training and {held_out} held out"
         )
     random.Random(seed).shuffle(tasks)
     return tasks[:training], tasks[training:needed]
 
 
-def _made(function: Entrypoint, count: int, seed: int) -> Taskset:
-    found = call(function, count, seed)
-    if not isinstance(found, Taskset):
-        raise DatasetError(f"{function.name} returned {type(found).__name__}, not a Taskset")
-    return found
+def _from_function(function: Entrypoint, count: int, seed: int) -> Taskset:
+    taskset = call(function, count, seed)
+    if not isinstance(taskset, Taskset):
+        raise DatasetError(f"{function.name} returned {type(taskset).__name__}, not a Taskset")
+    return taskset
 
 
 def _from_file(path: str) -> Taskset:
     enter_source(Path(path).resolve())
     try:
-        found = Taskset.from_file(path)
+        taskset = Taskset.from_file(path)
     except (Exception, SystemExit) as error:
-        # A Python file runs when it is read: anything can happen.
+        # A Python file is executed: it may raise anything.
         raise DatasetError(
             f"can't read HUD tasks from {path}: {type(error).__name__}: {error}"
         ) from error
-    if not len(found):
+    if not len(taskset):
         raise DatasetError(f"{path} holds no HUD tasks: no Task, list of tasks or Taskset in it")
-    return found
+    return taskset
 
 
 def _hosted(name: str) -> Taskset:
@@ -100,5 +95,5 @@ def _hosted(name: str) -> Taskset:
         return Taskset.from_api(name)
     except Exception as error:
         raise DatasetError(
-            f"can't read task set {name!r} of the HUD platform: {type(error).__name__}: {error}"
+            f"can't read task set {name!r} from the HUD platform: {type(error).__name__}: {error}"
         ) from error

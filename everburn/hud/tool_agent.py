@@ -1,7 +1,7 @@
-"""The policy as a HUD agent of several turns, with the tools that an environment offers.
+"""The policy as a HUD agent of several turns, with the tools of an environment.
 
-Owns what an environment's MCP capabilities are to the policy, and what HUD's trace knows of an
-episode. Doesn't own the turns (agentic/tool_loop.py) or formats.
+Owns the conversion of an environment's MCP capabilities to tools, and of an episode to HUD's trace.
+Doesn't own the turns (agentic/tool_loop.py) or formats.
 """
 
 import json
@@ -26,14 +26,12 @@ from everburn.rollouts.contract import RecoverableRolloutError, RolloutSetup
 
 
 class EnvironmentToolError(RuntimeError):
-    """A tool of an environment that failed; the policy is told."""
+    """An environment's tool failed. The policy sees the message."""
 
 
 class ToolAgent(Agent):
-    """Lets the policy work on a task with the tools of its environment, until it answers without
-    calling one or a limit ends it. Its last answer is graded.
-
-    Stateless: serves any number of runs at once.
+    """Lets the policy use the tools of a task's environment until it answers without a tool call
+    or reaches a limit. Its last answer is graded. Stateless: serves concurrent runs.
     """
 
     def __init__(self, setup: RolloutSetup, format: Format, limits: Limits) -> None:
@@ -44,19 +42,19 @@ class ToolAgent(Agent):
 
     async def __call__(self, run: Run) -> None:
         tools = await environment_tools(run)
-        asked = as_messages(run.prompt)
-        episode = await run_tool_loop(self._setup, self._format, asked, tools, self._limits)
-        for step in _steps(episode, episode.messages[len(asked) :]):
+        prompt = as_messages(run.prompt)
+        episode = await run_tool_loop(self._setup, self._format, prompt, tools, self._limits)
+        for step in _steps(episode, episode.messages[len(prompt) :]):
             run.record(step)
         run.trace.content = episode.answer
 
 
 async def environment_tools(run: Run) -> list[Tool]:
-    """The tools of all MCP capabilities of a run's environment, which are opened for it. Where
-    there are several capabilities, each tool's name begins with its capability's.
+    """Opens all MCP capabilities of a run's environment; returns their tools. With several
+    capabilities, a tool's name is prefixed with its capability's.
 
     Raises:
-        RecoverableRolloutError: a capability that can't be reached.
+        RecoverableRolloutError: a capability can't be reached.
     """
     manifest = run.client.manifest
     bindings = manifest.bindings if manifest is not None else []
@@ -67,13 +65,13 @@ async def environment_tools(run: Run) -> list[Tool]:
         try:
             client = await run.client.open(name)
             assert isinstance(client, MCPClient)
-            found = await client.list_tools()
+            mcp_tools = await client.list_tools()
         except Exception as error:
             raise RecoverableRolloutError(
                 f"the environment's capability {name} can't be reached: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        tools += [_tool(client, tool, prefix) for tool in found]
+        tools += [_tool(client, tool, prefix) for tool in mcp_tools]
     return tools
 
 
@@ -86,7 +84,7 @@ async def _call(client: MCPClient, name: str, arguments: dict[str, Any]) -> Tool
     try:
         result = await client.call_tool(name, arguments)
     except Exception as error:
-        # Not the tool's answer: the environment is out of reach.
+        # Not an error of the tool: the environment can't be reached.
         raise RecoverableRolloutError(
             f"the environment's tool {name} can't be called: {type(error).__name__}: {error}"
         ) from error
@@ -96,7 +94,7 @@ async def _call(client: MCPClient, name: str, arguments: dict[str, Any]) -> Tool
 
 
 def _text(result: MCPToolResult) -> str:
-    """What a policy that reads text is told."""
+    """The result as text, for the policy."""
     if not result.content and result.structuredContent is not None:
         return json.dumps(result.structuredContent, ensure_ascii=False)
     blocks: Sequence[Any] = result.content
@@ -105,10 +103,10 @@ def _text(result: MCPToolResult) -> str:
     )
 
 
-def _steps(episode: Episode, said: Sequence[Message]) -> Iterator[AgentStep | ToolStep]:
-    """An episode as HUD's trace has it, with the exact tokens of every sampling call."""
+def _steps(episode: Episode, messages: Sequence[Message]) -> Iterator[AgentStep | ToolStep]:
+    """The episode's messages as steps of HUD's trace, with the exact tokens of sampling calls."""
     calls = iter(episode.calls)
-    for message in said:
+    for message in messages:
         match message["role"]:
             case "assistant":
                 call = next(calls)
@@ -125,10 +123,10 @@ def _steps(episode: Episode, said: Sequence[Message]) -> Iterator[AgentStep | To
                     usage=Usage(prompt_tokens=len(call.prompt), completion_tokens=len(call.tokens)),
                 )
             case "tool":
-                told = mcp.TextContent(type="text", text=message["content"])
+                content = mcp.TextContent(type="text", text=message["content"])
                 yield ToolStep(
                     call=MCPToolCall(id=message["tool_call_id"], name=message.get("name", "")),
-                    result=MCPToolResult(content=[told]),
+                    result=MCPToolResult(content=[content]),
                 )
 
 

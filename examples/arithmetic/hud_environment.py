@@ -1,8 +1,7 @@
-"""The HUD environment of this example: one problem, answered by the integer on the last line.
+"""The HUD environment of this example: a problem, answered by the integer on the last line.
 
-Owns prompts, rewards and which problems there are. `multiply` is put in words, for chat models;
-`add` as the emulator's base model knows it, `47+85=`. Doesn't own how an answer is read
-(grading.py).
+Owns problems, prompts and rewards: `multiply` is worded for chat models, `add` for the emulator's
+base model (`47+85=`). Doesn't own the parsing of answers (grading.py).
 """
 
 import random
@@ -24,18 +23,18 @@ Range = tuple[int, int]
 def tasks(
     count: int, seed: int, *, template: Literal["multiply", "add"], a: Range, b: Range
 ) -> Taskset:
-    """`count` different pairs of operands from two inclusive ranges, drawn without replacement.
+    """`count` unique pairs of operands from two inclusive ranges, drawn without replacement.
 
     Raises:
-        DatasetError: the ranges hold fewer.
+        DatasetError: the ranges hold too few pairs.
     """
     make = environment().templates[template]
     a_count, b_count = (high - low + 1 for low, high in (a, b))
     pairs = a_count * b_count
     if count > pairs:
         raise DatasetError(
-            f"{count} arithmetic tasks were asked for, and the operand ranges hold only "
-            f"{pairs} unique pairs: widen them, or ask for fewer tasks"
+            f"{count} arithmetic tasks are needed, but the operand ranges hold only "
+            f"{pairs} unique pairs: widen them, or use fewer tasks"
         )
     chosen = random.Random(seed).sample(range(pairs), count)
     return Taskset(
@@ -65,7 +64,7 @@ def environment() -> Environment:
 
 
 def grade_final_integer(answer: object, expected: int) -> EvaluationResult:
-    """1 if the last line is the right integer, else 0; `info` says what was read."""
+    """Reward 1 if the last line is the right integer, else 0; `info` has the parsed integer."""
     text = (answer if isinstance(answer, str) else "" if answer is None else str(answer)).strip()
     got = final_integer(text)
     return EvaluationResult(

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of HUD tasks, which need its package."""
+"""Fixtures of the tests of HUD tasks, which need the hud package."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,9 +13,9 @@ from support.hud_runs import Runs  # noqa: E402
 
 @pytest.fixture
 async def runs(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Runs]:
-    found = Runs(emulator, tmp_path)
-    yield found
-    await found.close()
+    runs = Runs(emulator, tmp_path)
+    yield runs
+    await runs.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The bundled environment's grader, and its prompts as an environment serves them."""
+"""The bundled environment: its grader, and its prompts when served."""
 
 import pytest
 from hud.agents.base import Agent
@@ -37,7 +37,7 @@ def test_an_unreadable_last_line_scores_nothing(answer: str | None) -> None:
     assert (grade.reward, grade.info) == (0.0, {"expected": RIGHT, "got": None})
 
 
-def test_a_wrong_integer_is_told_from_an_unreadable_line() -> None:
+def test_a_wrong_integer_is_distinguished_from_an_unreadable_line() -> None:
     grade = grade_final_integer("15637838", RIGHT)
     assert (grade.reward, grade.info) == (0.0, {"expected": RIGHT, "got": 15637838})
 
@@ -63,7 +63,7 @@ class Says(Agent):
         ("add", "12+34=", "46\n"),
     ],
 )
-async def test_an_environment_puts_and_grades_a_problem(
+async def test_an_environment_poses_and_grades_a_problem(
     template: str, prompt: str, answer: str
 ) -> None:
     env = environment()
@@ -71,4 +71,4 @@ async def test_an_environment_puts_and_grades_a_problem(
     run = await rollout(task, Says(answer), runtime=LocalRuntime(env), job_id="job")
     assert run.prompt == prompt
     assert run.reward == 1.0
-    assert failure_of(run) == "it was completed without a recorded sample"
+    assert failure_of(run) == "it completed without a recorded sample"

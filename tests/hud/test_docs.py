@@ -1,4 +1,4 @@
-"""What docs/hud.md and examples/hud show, executed."""
+"""Executes the code of docs/hud.md and examples/hud."""
 
 import json
 import re
@@ -20,9 +20,8 @@ EXAMPLE = ROOT / "examples" / "hud"
 
 
 def block(language: str) -> str:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
-    assert len(found) == 1
-    return str(found[0])
+    (only,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
+    return str(only)
 
 
 async def test_the_agent_of_several_turns(

@@ -1,4 +1,4 @@
-"""Where environments run: what is refused, and environments on the HUD platform."""
+"""Placement of environments: invalid configurations, and environments on the HUD platform."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,17 +29,17 @@ def resources(tmp_path: Path) -> Resources:
 @pytest.mark.parametrize(
     ("where", "complaint"),
     [
-        ({}, "say where HUD environments run"),
-        ({"env_path": ENV, "environment": FACTORY}, "say where HUD environments run"),
-        ({"env_path": ENV, "hosted": True}, "say where HUD environments run"),
+        ({}, "set exactly one of"),
+        ({"env_path": ENV, "environment": FACTORY}, "set exactly one of"),
+        ({"env_path": ENV, "hosted": True}, "set exactly one of"),
         ({"env_path": "no/such/env.py"}, "there is no HUD environment at .*no/such/env.py"),
         ({"env_path": ENV, "isolation": "container"}, "it must be 'thread', 'shared' or 'process'"),
-        ({"environment": FACTORY, "isolation": "process"}, "from its file: env_path"),
-        ({"hosted": True, "isolation": "process"}, "from its file: env_path"),
+        ({"environment": FACTORY, "isolation": "process"}, "'process' requires env_path"),
+        ({"hosted": True, "isolation": "process"}, "'process' requires env_path"),
         ({"env_path": ENV, "max_environments": 0}, "it must be at least 1"),
     ],
 )
-def test_a_placement_that_cannot_be_is_refused(
+def test_an_invalid_placement_is_refused(
     resources: Resources, where: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(PlacementError, match=complaint):
@@ -53,23 +53,24 @@ def test_a_function_that_does_not_exist_is_refused(resources: Resources) -> None
 
 def test_the_platform_needs_a_key(resources: Resources) -> None:
     with pytest.raises(
-        HudKeyMissingError, match=f"is hosted is on the HUD platform: set {HUD_KEY_ENV}"
+        HudKeyMissingError,
+        match=f"a hosted environment needs a key of the HUD platform: set {HUD_KEY_ENV}",
     ):
         place(resources, hosted=True)
 
 
-async def test_a_hosted_environment_is_asked_for_with_the_task(
+async def test_a_hosted_environment_is_requested_with_the_task(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Task] = []
+    requested: list[Task] = []
 
     @asynccontextmanager
     async def session(self: HUDRuntime, task: Task) -> AsyncIterator[Runtime]:
-        asked.append(task)
+        requested.append(task)
         async with LocalRuntime(ENV)(task) as runtime:
             yield runtime
 
-    # HUD's platform is the boundary that can't exist here; its client lends an environment.
+    # Replaces HUD's platform, which is not available here, by a local environment.
     monkeypatch.setattr(HUDRuntime, "__call__", session)
     monkeypatch.setattr("everburn.hud.rollouts.hud_key", lambda: None)
     monkeypatch.setenv(HUD_KEY_ENV, "sk-hud-test")
@@ -78,5 +79,5 @@ async def test_a_hosted_environment_is_asked_for_with_the_task(
     await runner.complete(key, 0, 0)
     _, run = read_rollout(runner.store, rollout_key(key, 0))
     assert run.info["got"] == len(set(run.answer or ""))
-    (task,) = asked
+    (task,) = requested
     assert (task.env, task.id, task.args) == ("counting", "variety", {"start": "ab"})

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: what they are told, and that none is left behind."""
+"""Environments in their own processes: their key, and their end in all cases."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from hud.eval.run import Run
 
 from everburn.hud.agent import PolicyAgent
 from everburn.hud.package import HUD_KEY_ENV
-from everburn.hud.processes import ElsewhereError, end
+from everburn.hud.processes import OtherHostError, end
 from everburn.hud.prompts import make_format
 from everburn.hud.rollouts import HudRunFailedError
 from everburn.learning.rollout_file import read_rollout
@@ -39,7 +39,7 @@ async def start():
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """The environment, in a folder that nobody else's processes are in."""
+    """The environment, in a folder that no other process uses."""
     folder = tmp_path / "environment"
     shutil.copytree(COUNTING, folder)
     return folder / "env.py"
@@ -65,7 +65,7 @@ async def test_a_completion_in_a_process_of_its_own(runs: Runs, source: Path) ->
 
 
 class Doomed(PolicyAgent):
-    """Its worker dies with it, the first time."""
+    """Kills its worker at the first call."""
 
     async def __call__(self, run: Run) -> None:
         die_once(Path(os.environ[ACCIDENT]))
@@ -82,10 +82,10 @@ def doomed(setup: RolloutSetup) -> Agent:
     return Doomed(setup.sampler, make_format("plain", setup.tokenizer), 60)
 
 
-async def test_what_a_killed_worker_left_is_gone_after_the_next_attempt(
+async def test_the_next_attempt_ends_the_processes_of_a_killed_worker(
     runs: Runs, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment, and a daemon that it has started in a session of its own."""
+    """The processes are the environment and a daemon that it has started in a new session."""
     monkeypatch.setenv(ACCIDENT, str(tmp_path / "accident"))
     append(source, WITH_A_DAEMON)
     tasks = [a_task("variety", start="ab")]
@@ -100,21 +100,24 @@ async def test_what_a_killed_worker_left_is_gone_after_the_next_attempt(
     assert list(inside(source.parent)) == [] == registered(runner.store)
 
 
-async def test_an_environment_that_does_not_start_says_why(runs: Runs, source: Path) -> None:
-    append(source, "raise OSError('no licence here')\n")
+async def test_an_environment_that_does_not_start_fails_with_its_output(
+    runs: Runs, source: Path
+) -> None:
+    append(source, "raise OSError('no license here')\n")
     runner = await runs.runner(
         [a_task("variety", start="ab")], env_path=str(source), isolation="process"
     )
-    with pytest.raises(HudRunFailedError, match=r"(?s)ended before it served.*no licence here"):
+    with pytest.raises(HudRunFailedError, match=r"(?s)ended before it served.*no license here"):
         await complete(runner)
     assert registered(runner.store) == []
 
 
 @pytest.mark.parametrize("key", [None, "sk-of-the-worker"])
-async def test_a_key_is_the_workers_or_none(
+async def test_an_environment_has_the_workers_key_or_none(
     runs: Runs, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
-    """Whatever `.env` beside the environment and `~/.hud/.env` have, which hud itself reads."""
+    """Keys in `.env` next to the environment and in `~/.hud/.env`, which hud reads by default, are
+    ignored."""
     (tmp_path / ".hud").mkdir()
     for folder in (tmp_path / ".hud", source.parent):
         (folder / ".env").write_text(f"{HUD_KEY_ENV}=sk-from-a-file\n")
@@ -130,7 +133,7 @@ async def test_a_key_is_the_workers_or_none(
     assert run.info["key"] == key
 
 
-def test_a_process_is_looked_for_on_its_own_machine() -> None:
+def test_a_process_can_only_be_ended_on_its_own_machine() -> None:
     end("a mark that nothing has", socket.gethostname())
-    with pytest.raises(ElsewhereError, match="it runs on elsewhere,"):
+    with pytest.raises(OtherHostError, match="it runs on elsewhere,"):
         end("a mark that nothing has", "elsewhere")

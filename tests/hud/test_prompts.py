@@ -1,4 +1,4 @@
-"""Formats by name, prompts of environments, and what can't be rendered."""
+"""Formats by name, prompts of environments, and invalid prompts."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ SPECIAL = (
 
 @pytest.fixture(scope="module")
 def qwen() -> Any:
-    """A token a byte, and Qwen's control tokens: what its renderer needs of a tokenizer."""
+    """One token per byte, and Qwen's control tokens: enough for its renderer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -38,7 +38,7 @@ def test_the_recipes_renderer_disables_thinking(qwen: Any) -> None:
     assert format.parse(prompt, qwen.encode("it is\n6<|im_end|>")).content == "it is\n6"
 
 
-def test_roles_are_kept_and_thoughts_are_no_answer(qwen: Any) -> None:
+def test_roles_are_kept_and_the_answer_excludes_thoughts(qwen: Any) -> None:
     format = make_format("qwen3.8", qwen)
     prompt = format.render(
         as_messages(
@@ -72,9 +72,7 @@ def test_a_plain_prompt_is_its_text(qwen: Any) -> None:
         ("llama-3", "doesn't fit the tokenizer"),
     ],
 )
-def test_a_renderer_that_wont_do_is_refused_by_name(
-    qwen: Any, name: str | None, complaint: str
-) -> None:
+def test_an_unsuitable_renderer_is_refused(qwen: Any, name: str | None, complaint: str) -> None:
     with pytest.raises(FormatError, match=complaint):
         make_format(name, qwen)
 

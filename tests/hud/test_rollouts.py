@@ -1,4 +1,4 @@
-"""HUD tasks as completions: what is trained, what is kept, and what is a failure."""
+"""HUD tasks as completions: segments, info, failures, and concurrent environments."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from hud.agents.types import Sample as HudSample
 from hud.eval.run import Run
 
 from everburn.hud.agent import PolicyAgent
-from everburn.hud.local import NAME
+from everburn.hud.local import THREAD_NAME
 from everburn.hud.prompts import make_format
 from everburn.hud.rollouts import HudRunFailedError
 from everburn.learning.rollout_file import CompletionRecord, read_rollout
@@ -55,15 +55,15 @@ async def test_grade_and_trace_are_kept_with_the_rollout(runs: Runs) -> None:
     runner = await runs.runner([a_task("variety", start="ab")], env_path=ENV)
     _, run = await complete(runner)
 
-    known = run.info["hud"]
-    assert known["task"].startswith("variety-")
-    assert known["evaluation"]["score"] == run.segments[0].reward
-    assert [step["source"] for step in known["steps"]] == ["task", "user", "agent", "task"]
-    assert known["steps"][2]["content"] == run.answer
-    assert "sample" not in known["steps"][2]
+    info = run.info["hud"]
+    assert info["task"].startswith("variety-")
+    assert info["evaluation"]["score"] == run.segments[0].reward
+    assert [step["source"] for step in info["steps"]] == ["task", "user", "agent", "task"]
+    assert info["steps"][2]["content"] == run.answer
+    assert "sample" not in info["steps"][2]
 
 
-async def test_ids_at_hud_are_those_of_the_completion(runs: Runs) -> None:
+async def test_hud_ids_are_derived_from_the_completion(runs: Runs) -> None:
     tasks = [a_task("variety", start="ab"), a_task("variety", start="cd")]
     runner = await runs.runner(tasks, env_path=ENV)
 
@@ -84,7 +84,7 @@ async def test_ids_at_hud_are_those_of_the_completion(runs: Runs) -> None:
     assert run.info["hud"]["job"] != first[0]
 
 
-async def test_the_roles_of_a_chat_prompt_are_given_to_the_format(runs: Runs) -> None:
+async def test_a_chat_prompt_is_rendered_by_the_format(runs: Runs) -> None:
     runner = await runs.runner([a_task("chat", start="ab")], env_path=ENV, renderer="plain")
     record, _ = await complete(runner)
     assert record.prompt == "be briefab"
@@ -99,7 +99,7 @@ async def test_the_roles_of_a_chat_prompt_are_given_to_the_format(runs: Runs) ->
         ("unknown_template", "unknown_template"),
     ],
 )
-async def test_an_environment_that_fails_is_tried_again_and_never_scores_zero(
+async def test_a_failed_environment_is_recoverable_and_never_scores_zero(
     runs: Runs, template: str, problem: str
 ) -> None:
     runner = await runs.runner([a_task(template)], env_path=ENV)
@@ -147,7 +147,7 @@ async def test_a_completed_run_without_a_sample_is_a_failure(runs: Runs) -> None
     ("agent", "error", "kind"),
     [("broken", KeyError, "fatal"), ("overloaded", ConnectionError, "recoverable")],
 )
-async def test_an_agents_error_is_what_it_is_though_hud_grades_all_the_same(
+async def test_an_agents_error_is_kept_although_hud_grades_the_run(
     runs: Runs, agent: str, error: type[Exception], kind: str
 ) -> None:
     runner = await runs.runner(
@@ -159,7 +159,7 @@ async def test_an_agents_error_is_what_it_is_though_hud_grades_all_the_same(
 
 
 class ThreeTurns(Agent):
-    """Each turn continues what was sampled before, after a word of the environment's."""
+    """Each turn's prompt is the previous turn, its sample and a word of the environment."""
 
     def __init__(self, setup: RolloutSetup) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def three_turns(setup: RolloutSetup) -> Agent:
     return ThreeTurns(setup)
 
 
-async def test_turns_of_an_agent_become_one_segment_with_exact_ancestry(runs: Runs) -> None:
+async def test_turns_of_an_agent_become_one_segment_with_exact_tokens(runs: Runs) -> None:
     runner = await runs.runner(
         [a_task("variety", start="ab")], env_path=ENV, agent=f"{__name__}:three_turns"
     )
@@ -203,7 +203,7 @@ async def test_turns_of_an_agent_become_one_segment_with_exact_ancestry(runs: Ru
     assert run.answer == "done"
 
 
-async def test_a_blocking_grader_holds_up_neither_sampling_nor_the_rollouts_loop(
+async def test_a_blocking_grader_delays_neither_sampling_nor_the_rollout_loop(
     runs: Runs, tmp_path: Path
 ) -> None:
     runner = await runs.runner([a_task("blocking_grader", folder=str(tmp_path))], env_path=ENV)
@@ -213,13 +213,13 @@ async def test_a_blocking_grader_holds_up_neither_sampling_nor_the_rollouts_loop
     sample = await runner._sampler.sample([2, 3, 4])
     assert sample.tokens
     assert not blocked.done()
-    (tmp_path / "go on").touch()
+    (tmp_path / "unblock").touch()
     _, run = await blocked
     assert run.segments[0].reward == 0.5
 
 
 class Slow(PolicyAgent):
-    """Takes a second, and begins it once another environment's grader blocks."""
+    """Starts to sample one second after another environment's grader blocks."""
 
     blocks: Path
 
@@ -234,10 +234,10 @@ def slow(setup: RolloutSetup) -> Agent:
     return Slow(setup.sampler, make_format("plain", setup.tokenizer), 60)
 
 
-async def test_a_blocking_grader_ends_nobody_elses_run(
+async def test_a_blocking_grader_ends_no_other_run(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HUD gives an environment up that doesn't answer for five seconds, every two minutes."""
+    """HUD checks an environment every two minutes and gives it up after five silent seconds."""
     monkeypatch.setattr("hud.clients.client._CONTROL_HEARTBEAT_INTERVAL_SECONDS", 0.1)
     monkeypatch.setattr("hud.clients.client._CONTROL_HEARTBEAT_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(Slow, "blocks", tmp_path / "blocks", raising=False)
@@ -249,14 +249,14 @@ async def test_a_blocking_grader_ends_nobody_elses_run(
         record, _ = await other
         assert record.prompt == "slow" and not blocked.done()
     finally:
-        (tmp_path / "go on").touch()
+        (tmp_path / "unblock").touch()
     await blocked
 
 
-async def test_an_environment_that_blocks_after_all_have_left_is_one_of_those_that_run(
+async def test_an_environment_that_blocks_after_cancellation_keeps_its_slot(
     runs: Runs, tmp_path: Path
 ) -> None:
-    """So there are never more threads than environments may run at once."""
+    """So there are never more threads than the limit on concurrent environments."""
     tasks = [a_task("blocking_grader", folder=str(tmp_path)), a_task("variety", start="ab")]
     runner = await runs.runner(tasks, env_path=ENV, max_environments=1)
     blocked = asyncio.create_task(complete(runner))
@@ -267,12 +267,12 @@ async def test_an_environment_that_blocks_after_all_have_left_is_one_of_those_th
     other = asyncio.create_task(complete(runner, GroupKey(cursor=1)))
     done, _ = await asyncio.wait({other}, timeout=1)
     assert not done
-    (tmp_path / "go on").touch()
+    (tmp_path / "unblock").touch()
     await other
 
 
 class Pairs(PolicyAgent):
-    """Samples once another environment is up."""
+    """Waits until another environment is up before it samples."""
 
     barrier: asyncio.Barrier
 
@@ -286,32 +286,32 @@ def pairs(setup: RolloutSetup) -> Agent:
 
 
 @pytest.mark.parametrize(("isolation", "threads"), [("thread", 2), ("shared", 1)])
-async def test_environments_have_threads_of_their_own_unless_they_share_one(
+async def test_environments_have_their_own_threads_unless_shared(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, isolation: str, threads: int
 ) -> None:
     monkeypatch.setattr(Pairs, "barrier", asyncio.Barrier(2), raising=False)
     tasks = [a_task("where", start=start) for start in "ab"]
     runner = await runs.runner(tasks, env_path=ENV, agent=f"{__name__}:pairs", isolation=isolation)
     done = await asyncio.gather(*(complete(runner, GroupKey(cursor=n)) for n in range(2)))
-    found = {run.info["thread"] for _, run in done}
-    assert len(found) == threads and threading.get_ident() not in found
+    idents = {run.info["thread"] for _, run in done}
+    assert len(idents) == threads and threading.get_ident() not in idents
 
 
-_one = Environment("counting")
+_shared = Environment("counting")
 
 
-@_one.template()
+@_shared.template()
 async def variety(start: str) -> AsyncIterator[Any]:
     await asyncio.sleep(0.05)
     yield start
     yield 1.0
 
 
-def always_the_same() -> Environment:
-    return _one
+def shared_environment() -> Environment:
+    return _shared
 
 
-async def test_an_environment_that_all_tasks_share_serves_one_at_a_time(runs: Runs) -> None:
+async def test_an_environment_object_of_all_tasks_serves_one_at_a_time(runs: Runs) -> None:
     running = most = 0
 
     async def up() -> None:
@@ -323,10 +323,10 @@ async def test_an_environment_that_all_tasks_share_serves_one_at_a_time(runs: Ru
         nonlocal running
         running -= 1
 
-    _one.initialize(up)
-    _one.shutdown(down)
+    _shared.initialize(up)
+    _shared.shutdown(down)
     tasks = [a_task("variety", start=start) for start in "abcd"]
-    runner = await runs.runner(tasks, environment=f"{__name__}:always_the_same")
+    runner = await runs.runner(tasks, environment=f"{__name__}:shared_environment")
     await asyncio.gather(*(complete(runner, GroupKey(cursor=n)) for n in range(4)))
     assert (most, running) == (1, 0)
 
@@ -335,20 +335,20 @@ async def test_threads_of_environments_end_with_them(runs: Runs, tmp_path: Path)
     before = set(threading.enumerate())
 
     def threads() -> list[threading.Thread]:
-        return [t for t in threading.enumerate() if t.name == NAME and t not in before]
+        return [t for t in threading.enumerate() if t.name == THREAD_NAME and t not in before]
 
     tasks = [a_task("blocking_grader", folder=str(tmp_path))]
     runner = await runs.runner(tasks, env_path=ENV)
     completion = asyncio.create_task(complete(runner))
     await until((tmp_path / "blocks").exists)
     assert len(threads()) == 1
-    (tmp_path / "go on").touch()
+    (tmp_path / "unblock").touch()
     await completion
     await until(lambda: not threads())
 
 
 class Together(PolicyAgent):
-    """Samples once as many environments are up as the test wants at once."""
+    """Waits until 64 environments are up before it samples."""
 
     barrier = asyncio.Barrier(64)
 
@@ -368,7 +368,7 @@ async def test_sixty_four_environments_at_once(runs: Runs) -> None:
     assert len({record.prompt for record, _ in done}) == 64
 
 
-async def test_no_more_environments_run_at_once_than_the_worker_may_have(
+async def test_concurrent_environments_are_limited(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hud.eval import LocalRuntime
@@ -414,7 +414,7 @@ async def test_a_grader_that_exits_ends_its_own_rollout_only(runs: Runs) -> None
 async def test_without_a_key_nothing_leaves_the_machine(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also where a `.env` file, of which hud reads two by itself, has a key."""
+    """Also with a key in a `.env` file, of which hud reads two by default."""
     import socket
 
     from hud.settings import settings
@@ -426,11 +426,11 @@ async def test_without_a_key_nothing_leaves_the_machine(
     addresses: list[Any] = []
     connect = socket.socket.connect
 
-    def noted(self: socket.socket, address: Any) -> None:
+    def recorded(self: socket.socket, address: Any) -> None:
         addresses.append(address)
         connect(self, address)
 
-    monkeypatch.setattr(socket.socket, "connect", noted)
+    monkeypatch.setattr(socket.socket, "connect", recorded)
     runner = await runs.runner([a_task("variety", start="ab")], env_path=ENV)
     await complete(runner)
     assert addresses

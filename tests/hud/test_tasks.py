@@ -1,4 +1,4 @@
-"""HUD tasks as rows: sources, the split, and what can be wrong with them."""
+"""HUD tasks as rows: sources, the split, and errors."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def parts(**source: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return first, second
 
 
-def test_bundled_tasks_are_disjoint_unique_and_always_the_same() -> None:
+def test_bundled_tasks_are_disjoint_unique_and_deterministic() -> None:
     training, held_out = parts(function=PRODUCTS, training=5, held_out=3, seed=7)
     assert (len(training), len(held_out)) == (5, 3)
     pairs = {(row["args"]["a"], row["args"]["b"]) for row in training + held_out}
@@ -39,9 +39,7 @@ def test_all_pairs_can_be_used_and_no_more() -> None:
     four = arithmetic(template="add", a=[1, 2], b=[1, 2])
     training, held_out = parts(function=four, training=3, held_out=1)
     assert len({json.dumps(row["args"]) for row in training + held_out}) == 4
-    with pytest.raises(
-        DatasetError, match=r"5 arithmetic tasks were asked for.* only 4 unique pairs"
-    ):
+    with pytest.raises(DatasetError, match=r"5 arithmetic tasks are needed.* only 4 unique pairs"):
         rows(part="training", function=four, training=5, held_out=0)
 
 
@@ -52,8 +50,8 @@ def test_a_python_file_of_tasks_is_split_after_a_shuffle() -> None:
     assert starts != sorted(starts)
 
 
-def test_modules_of_two_folders_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    """Both have an `env.py`, and a `tasks.py` that imports it by its bare name."""
+def test_modules_of_equal_names_in_two_folders_are_not_mixed_up(tmp_path: Path) -> None:
+    """Both folders have an `env.py`, and a `tasks.py` that imports it by its bare name."""
     (tmp_path / "env.py").write_text(
         "from hud import Environment\n"
         "env = Environment(name='other')\n"
@@ -79,7 +77,7 @@ def test_a_row_is_the_task_that_hud_writes(tmp_path: Path) -> None:
 
 
 def test_too_few_tasks_are_refused_with_all_numbers() -> None:
-    with pytest.raises(DatasetError, match=r"has 12 tasks, and 13 are needed: 8 .* and 5 held out"):
+    with pytest.raises(DatasetError, match=r"has 12 tasks, but 13 are needed: 8 .* and 5 held out"):
         parts(tasks_file=str(COUNTING / "tasks.py"), training=8, held_out=5)
 
 
@@ -100,7 +98,7 @@ def test_tasks_of_one_slug_are_refused(tmp_path: Path) -> None:
         ("tasks.json", '[{"env": "counting"}]', "id"),
     ],
 )
-def test_a_file_that_holds_no_tasks_says_why(
+def test_a_file_without_tasks_is_refused_with_the_reason(
     tmp_path: Path, name: str, text: str, complaint: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -108,24 +106,24 @@ def test_a_file_that_holds_no_tasks_says_why(
         parts(tasks_file=str(tmp_path / name), training=1, held_out=1)
 
 
-def test_exactly_one_source_is_named() -> None:
+def test_exactly_one_source_is_required() -> None:
     with pytest.raises(DatasetError, match="name one source"):
         parts(training=1, held_out=1)
     with pytest.raises(DatasetError, match="name one source"):
         parts(function=PRODUCTS, taskset="mine", training=1, held_out=1)
 
 
-def test_a_hosted_set_needs_the_key_and_asks_nobody_without(
+def test_a_hosted_set_needs_the_key_and_sends_nothing_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
-    # HUD's platform is the boundary that can't exist here.
-    monkeypatch.setattr(Taskset, "from_api", classmethod(lambda cls, name: asked.append(name)))
+    requested: list[str] = []
+    # Replaces HUD's platform, which is not available here.
+    monkeypatch.setattr(Taskset, "from_api", classmethod(lambda cls, name: requested.append(name)))
     with pytest.raises(
-        DatasetError, match=f"task set 'mine' is on the HUD platform: set {HUD_KEY_ENV}"
+        DatasetError, match=f"task set 'mine' needs a key of the HUD platform: set {HUD_KEY_ENV}"
     ):
         parts(taskset="mine", training=1, held_out=1)
-    assert asked == []
+    assert requested == []
 
 
 def test_a_hosted_set_is_split_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:

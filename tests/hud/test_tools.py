@@ -1,4 +1,4 @@
-"""Tools that an environment offers, in the policy's hands."""
+"""The policy calls the tools of an environment."""
 
 import asyncio
 import json
@@ -39,10 +39,10 @@ def look(place: object) -> str:
     return f"<tool_call>\n{arguments}\n</tool_call>"
 
 
-async def played(
+async def play(
     tokenizer: Any, answers: list[str], turns: int = 6
 ) -> tuple[RolloutRun, ScriptedPolicy]:
-    """A rollout of a policy that says what it is told."""
+    """A rollout of a policy with scripted answers."""
     policy = ScriptedPolicy(tokenizer, [f"{answer}<|im_end|>" for answer in answers])
     rollout_fn = make_rollout_fn(
         setup_of(policy, tokenizer),
@@ -57,7 +57,7 @@ async def played(
 
 
 async def test_an_environments_tools_are_called(chat_tokenizer: Any) -> None:
-    run, policy = await played(chat_tokenizer, [look("a1"), look("b2"), "b2"])
+    run, policy = await play(chat_tokenizer, [look("a1"), look("b2"), "b2"])
     (segment,) = run.segments
     assert segment.reward == pytest.approx(0.9)
     assert (run.answer, run.info["looked"]) == ("b2", ["a1", "b2"])
@@ -70,31 +70,31 @@ async def test_an_environments_tools_are_called(chat_tokenizer: Any) -> None:
     assert "there is no card in a1" in last and "<tool_response>\nace\n</tool_response>" in last
 
 
-async def test_the_trace_has_every_turn_and_what_the_tools_said(chat_tokenizer: Any) -> None:
-    run, _ = await played(chat_tokenizer, [look("b2"), "b2"])
-    _, _, asked, told, answered, _ = run.info["hud"]["steps"]
-    assert [call["name"] for call in asked["tool_calls"]] == ["look"]
-    assert asked["tool_calls"][0]["arguments"] == {"place": "b2"}
-    assert told["call"]["id"] == asked["tool_calls"][0]["id"]
-    assert [block["text"] for block in told["result"]["content"]] == ["ace"]
-    assert answered["content"] == "b2"
+async def test_the_trace_has_every_turn_and_the_tool_results(chat_tokenizer: Any) -> None:
+    run, _ = await play(chat_tokenizer, [look("b2"), "b2"])
+    _, _, request, response, answer, _ = run.info["hud"]["steps"]
+    assert [call["name"] for call in request["tool_calls"]] == ["look"]
+    assert request["tool_calls"][0]["arguments"] == {"place": "b2"}
+    assert response["call"]["id"] == request["tool_calls"][0]["id"]
+    assert [block["text"] for block in response["result"]["content"]] == ["ace"]
+    assert answer["content"] == "b2"
 
 
-async def test_a_call_that_the_environment_refuses_is_told_to_the_policy(
+async def test_the_policy_sees_a_call_that_the_environment_refuses(
     chat_tokenizer: Any,
 ) -> None:
-    run, policy = await played(chat_tokenizer, [look({"row": 3}), "no idea"])
+    run, policy = await play(chat_tokenizer, [look({"row": 3}), "no idea"])
     assert run.segments[0].reward == 0.0 and run.info["looked"] == []
     assert "valid string" in chat_tokenizer.decode(policy.prompts[1])
 
 
-async def test_turns_end_an_episode(chat_tokenizer: Any) -> None:
-    run, policy = await played(chat_tokenizer, [look("b2")] * 3, turns=2)
+async def test_the_limit_of_turns_ends_an_episode(chat_tokenizer: Any) -> None:
+    run, policy = await play(chat_tokenizer, [look("b2")] * 3, turns=2)
     assert len(policy.prompts) == 2 and run.info["looked"] == ["b2", "b2"]
 
 
 def looker(setup: RolloutSetup) -> Agent:
-    """Whatever the tiny model says is the place of a card."""
+    """Treats any text of the tiny model as the place of a card to look at."""
 
     def parse(text: str) -> Reply:
         return Reply(text, (ToolCall("look", {"place": text}, text),))
@@ -103,8 +103,8 @@ def looker(setup: RolloutSetup) -> Agent:
     return ToolAgent(setup, format, Limits(turns=3))
 
 
-async def test_environments_with_tools_run_beside_each_other(runs: Runs) -> None:
-    """Each with its own MCP server; the sampled tokens are exactly those that are trained."""
+async def test_environments_with_tools_run_concurrently(runs: Runs) -> None:
+    """Each has its own MCP server; exactly the sampled tokens are trained."""
     runner = await runs.runner([a_task()], env_path=CARDS, agent=f"{__name__}:looker")
     group = GroupKey(cursor=0)
     await asyncio.gather(*(runner.complete(group, number, 0) for number in range(8)))

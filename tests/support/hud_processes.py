@@ -1,4 +1,4 @@
-"""The tiny task, each completion beside a HUD environment in a process of its own."""
+"""The tiny task; each completion also starts a HUD environment in its own process."""
 
 import os
 from pathlib import Path
@@ -11,13 +11,13 @@ from everburn.hud.environments import place
 from system import tiny_task
 
 
-def note(log: Path) -> None:
+def log_attempt(log: Path) -> None:
     with log.open("a") as file:
         file.write(f"{os.getpid()}\n")
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    """extras: `environment`, the file that declares one named counting."""
+    """extras: `environment`, the file that declares the environment `counting`."""
     inner = tiny_task.make_rollout_fn(setup)
     placement = place(setup.resources, env_path=setup.extras["environment"], isolation="process")
     task = Task(env="counting", id="variety", args={"start": "ab"})
@@ -27,7 +27,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int, evaluation: bool
     ) -> RolloutRun:
         async with placement(task):
-            note(log)
+            log_attempt(log)
             run: RolloutRun = await inner(sample_prompt, cursor_index, rollout_idx, evaluation)
             return run
 

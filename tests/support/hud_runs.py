@@ -1,4 +1,4 @@
-"""Rollouts of HUD tasks with the real sampler, against an emulator's tiny base model."""
+"""Rollouts of HUD tasks with the real sampler and the emulator's tiny base model."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ ENV = str(COUNTING / "env.py")
 
 
 class Runs:
-    """Runs whose version 0 a trainer of the emulator serves."""
+    """Runs with a published version 0 on the emulator."""
 
     def __init__(self, emulator: RunningEmulator, folder: Path) -> None:
         self._emulator = emulator
@@ -64,5 +64,5 @@ class Runs:
 
 
 def a_task(template: str, **args: Any) -> dict[str, Any]:
-    """A row, as a .jsonl file of HUD tasks has it."""
+    """A row in the form of a .jsonl file of HUD tasks."""
     return {"env": "counting", "id": template, "args": args}

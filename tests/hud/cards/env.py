@@ -45,7 +45,7 @@ async def stop():
 
 @env.template()
 async def find(card: str, place: str):
-    """Rewards the place of a card; a look at anything else costs a little."""
+    """Rewards the place of a card; each look at another place costs 0.1."""
     hidden.update({place: card})
     answer = yield f"where is {card}?"
     reward = float((answer or "").strip() == place) - 0.1 * (len(looked) - looked.count(place))

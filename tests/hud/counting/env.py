@@ -1,4 +1,4 @@
-"""A HUD environment as its users write them; it knows nothing of Everburn."""
+"""A HUD environment written for HUD only, without Everburn."""
 
 import sys
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hud.graders import EvaluationResult
 from hud.settings import settings
-from letters import distinct  # a sibling, as HUD lets it be imported
+from letters import distinct  # next to this file; HUD makes it importable
 
 from hud import Environment
 
@@ -16,7 +16,7 @@ env = Environment(name="counting")
 
 @env.template()
 async def variety(start: str):
-    """Rewards answers by how many different characters they have."""
+    """Rewards the number of different characters in the answer."""
     answer = yield start
     got = distinct(answer)
     yield EvaluationResult(reward=got / 10, content=answer, info={"got": got})
@@ -38,9 +38,9 @@ async def blocking_grader(folder: str):
 
 
 def block(folder):
-    """A grader that waits without letting its event loop go on."""
+    """A grader that blocks its event loop until the test creates `unblock`."""
     (folder / "blocks").touch()
-    while not (folder / "go on").exists():
+    while not (folder / "unblock").exists():
         time.sleep(0.01)
     return 0.5
 
@@ -73,7 +73,7 @@ async def leaving_grader():
 
 @env.template()
 async def where(start: str):
-    """Tells on which thread it runs, and whose key hud has there."""
+    """Reports its thread and hud's key."""
     yield start
     info = {"thread": threading.get_ident(), "key": settings.api_key}
     yield EvaluationResult(reward=1.0, info=info)

@@ -13,7 +13,7 @@ env = Environment(name="waves")
 
 @env.template()
 async def letters(start: str, wave: int, seconds: float, log: str):
-    """Rewards different characters. Each wave begins to block in the middle of the one before."""
+    """Rewards different characters. Each wave starts to block in the middle of the previous one."""
     answer = yield start
     await asyncio.sleep(wave * seconds / 2)
     block(seconds, log)
@@ -21,10 +21,10 @@ async def letters(start: str, wave: int, seconds: float, log: str):
 
 
 def block(seconds, log):
-    """What a grader does that computes: nobody else gets the thread. Notes from when to when."""
-    begun = time.monotonic()
+    """Blocks the thread, like a grader that computes, and logs start and end."""
+    began = time.monotonic()
     time.sleep(seconds)
-    line = f"{begun} {time.monotonic()}\n"
+    line = f"{began} {time.monotonic()}\n"
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         os.write(descriptor, line.encode())

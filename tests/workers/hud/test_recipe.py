@@ -214,7 +214,7 @@ def test_tasks_are_looked_at_before_anything_is_written(
     arguments = ["hud", "train", "--min-a", "1", "--max-a", "2", "--min-b", "1", "--max-b", "2"]
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, BadInputError)
-    assert "24 arithmetic tasks were asked for, and the operand ranges hold only 4" in str(
+    assert "24 arithmetic tasks are needed, but the operand ranges hold only 4" in str(
         done.exception
     )
     done = CliRunner().invoke(app, ["hud", "train", "--taskset", "mine"])
