@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from everburn.config import Entrypoint
-from everburn.learning.losses import Settings
+from everburn.learning.losses import LossConfig
 from everburn.records.ledger import AdamParams
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Trainer(Protocol):
         ...
 
     def forward_backward(
-        self, datums: "list[Datum]", loss: str | Entrypoint, loss_config: Settings
+        self, datums: "list[Datum]", loss: str | Entrypoint, loss_config: LossConfig
     ) -> Awaitable[Gradients]:
         """Add the gradients of `datums` to what the session has accumulated.
 

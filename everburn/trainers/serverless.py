@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from everburn.config import Entrypoint, RunConfig
 from everburn.learning.datums import Datum
-from everburn.learning.losses import Settings, wire_loss_of
+from everburn.learning.losses import LossConfig, wire_loss_of
 from everburn.records.ledger import AdamParams
 from everburn.trainers import sdk
 from everburn.trainers.backends import (
@@ -136,7 +136,7 @@ class ServerlessTrainer:
         return str(self._service.training_session_id)
 
     def forward_backward(
-        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: LossConfig
     ) -> Awaitable[Gradients]:
         if isinstance(loss, Entrypoint):
             # The SDK makes weights of its gradients: what the trainer counts of them isn't known.
