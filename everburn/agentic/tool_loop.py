@@ -3,9 +3,9 @@
 Owns the order of turns, the limits and the ways an episode ends. Doesn't own how messages become
 tokens (formats.py), tools (tools.py) or which tokens are trained (assembly.py).
 
-A retried completion reuses its finished sampling calls (everburn/rollouts/call_log.py) while its prompts are
-unchanged. Its tools run again, which rebuilds the environment's state: a completion killed in turn
-n continues in turn n if its tools are deterministic.
+A retried completion reuses its finished sampling calls (everburn/rollouts/call_log.py) while its
+prompts are unchanged. Its tools run again, which rebuilds the environment's state: a completion
+killed in turn n continues in turn n if its tools are deterministic.
 """
 
 import asyncio
