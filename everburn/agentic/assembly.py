@@ -1,8 +1,7 @@
 """Assembles the sampling calls of a completion into segments.
 
-Owns exact ancestry: which call continues which, by token ids alone. Nothing is tokenized: the
-sampled tokens are trained with their sampling logprobs. Doesn't own sampling
-(everburn/rollouts/sampling.py) or the making of prompts (renderers, environments).
+Owns which call continues which, by token ids alone: nothing is tokenized again, and sampled tokens
+keep their logprobs. Doesn't own sampling (everburn/rollouts/sampling.py) or prompts (formats.py).
 """
 
 from array import array
@@ -21,22 +20,18 @@ OnBranch = Literal["split", "reject"]
 
 
 class TraceIntegrityError(RecoverableRolloutError):
-    """A prompt doesn't continue the tokens so far, and the task asked for one unbroken trace.
-    The completion is retried with new samples, then dropped."""
+    """Under "reject", a prompt doesn't continue the tokens so far. The completion is retried with
+    new samples, then dropped."""
 
     sample_afresh = True
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One sampling call: the exact prompt ids (at least one) and sampled ids (stop token
-    included).
+    """One sampling call: exact prompt ids (at least one) and sampled ids (stop token included).
 
     logprobs: one per sampled token; raw_logprobs and routing too, if the sampler reports them.
-    truncated: the token limit ended the call.
-
-    Raises:
-        ValueError: the prompt is empty, or a list differs in length from tokens.
+    truncated: ended by the token limit.
     """
 
     prompt: list[int]
@@ -73,8 +68,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The sampled tokens of a call, at `tokens[start:stop]` of their segment; `tokens[:start]` is
-    the context that the policy saw. call: index among the calls."""
+    """A call (by index) whose sampled tokens are `tokens[start:stop]` of their segment, with
+    `tokens[:start]` as context."""
 
     call: int
     start: int
@@ -85,12 +80,11 @@ class Turn:
 class Boundaries:
     """Counts of how calls relate; each call is in exactly one of the first five.
 
-    starts: the first call. appends: the prompt continues the end of a segment. branches: it
-    continues an earlier call that another segment already continued, or repeats an earlier prompt.
-    splits: it continues no earlier call exactly (rewritten or shortened history, text tokenized
-    again, another conversation). empty: nothing was sampled; the call is left out.
-    truncated: calls ended by the token limit. repeated_tokens: sampled tokens that a branch
-    repeats as context; they are trained on the first path only.
+    starts: the first call. appends: the prompt continues a segment. branches: it continues a call
+    that another segment already continued, or repeats an earlier prompt. splits: it continues no
+    call exactly (rewritten history, text tokenized again, another conversation). empty: nothing was
+    sampled; omitted. truncated: ended by the token limit. repeated_tokens: sampled tokens that a
+    branch repeats as context; only the first path trains them.
     """
 
     starts: int = 0
@@ -139,8 +133,6 @@ def assemble(calls: Iterable[Call], reward: float, on_branch: OnBranch = "split"
 
 @dataclass(slots=True)
 class _Path:
-    """A segment as it grows."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
@@ -150,7 +142,7 @@ class _Path:
     turns: list[Turn] = field(default_factory=list)
 
     def extend(self, index: int, call: Call) -> None:
-        """Append a call whose prompt begins with all tokens of this path."""
+        """Append a call that continues this path."""
         context = call.prompt[len(self.tokens) :]
         start = len(call.prompt)
         self.tokens += context + call.tokens
@@ -174,7 +166,7 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a call: its path, with its length and its sampled tokens at that point."""
+    """The end of a call: its path, with length and sampled tokens up to there."""
 
     path: _Path
     length: int
@@ -186,7 +178,7 @@ class _End:
 
 
 class _Trace:
-    """The paths of a completion, and the ends at which they can be continued, by token bytes."""
+    """The paths of a completion, and the ends of calls by token bytes."""
 
     def __init__(self) -> None:
         self.paths: list[_Path] = []
@@ -227,7 +219,6 @@ class _Trace:
         self._last = path.tokens
 
     def _parent(self, prompt: bytes) -> _End | None:
-        """The longest end that is a prefix of the prompt."""
         prefixes = [end for end in self._ends if prompt.startswith(end)]
         return self._ends[max(prefixes, key=len)] if prefixes else None
 

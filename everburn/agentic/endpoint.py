@@ -1,10 +1,9 @@
 """An OpenAI-compatible endpoint for one rollout, for agent frameworks with their own loop.
 
-The harness gets a base URL and a key of one completion. Its requests are sampled from that
-completion's policy, and the exact tokens of each call are kept. A request that continues an earlier
-one is recognized by its messages, and its prompt extends the earlier tokens, so that sampled text
-is never tokenized again. Owns that matching and the routes. Doesn't own the wire format
-(openai_wire.py), the server (local_server.py) or which tokens are trained (assembly.py).
+Each completion has its own base URL and key, and keeps the exact tokens of each call. A request
+that continues an earlier one is recognized by its messages, and its prompt extends the earlier
+tokens: sampled text is never tokenized again. Owns that matching and the routes. Doesn't own the
+wire format (openai_wire.py), the server (local_server.py) or segments (assembly.py).
 """
 
 import asyncio
@@ -58,11 +57,8 @@ async def chat_endpoint(setup: RolloutSetup, format: Format) -> AsyncIterator["C
 
 
 class ChatEndpoint:
-    """The endpoint of one completion.
-
-    base_url, api_key: for the harness. calls: sampling calls so far, in the order in which they
-    finished. failure: the first error of sampling; it makes the completion unusable.
-    """
+    """base_url, api_key: for the harness. calls: in the order in which they finished. failure: the
+    first error of sampling, which makes the completion unusable."""
 
     def __init__(self, setup: RolloutSetup, format: Format, server: LocalServer) -> None:
         self._setup = setup
@@ -107,12 +103,11 @@ class ChatEndpoint:
             raise RecoverableRolloutError("the harness has sampled nothing")
         counts = {"turns": len(self.calls), "boundaries": assembled.boundaries.as_info()}
         if answer is None:
-            # None shows the sampled text, which is better than an empty answer of only tool calls.
+            # Without text, None shows the sampled tokens.
             answer = str(self._turns[-1].message["content"]) or None
         return RolloutRun(assembled.segments, answer, counts | (info or {}))
 
     async def answer(self, request: Request, path: str) -> Response:
-        """Answer a request to `/<name>/<path>`."""
         if request.headers.get("authorization") != f"Bearer {self.api_key}":
             return _refusal(401, "this isn't the completion's key", code="invalid_api_key")
         if (request.method, path) == ("GET", "v1/models"):
@@ -140,13 +135,11 @@ class ChatEndpoint:
         return JSONResponse(answer.body())
 
     def close(self) -> None:
-        """Cancel the requests that are still being sampled."""
         for task in self._tasks:
             task.cancel()
 
     async def _until_disconnect(self, request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of sampling; None if the harness disconnects first. An abandoned request is
-        cancelled and isn't part of the rollout."""
+        """The result of `work`; None if the harness disconnects first, which cancels it."""
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         disconnect = asyncio.ensure_future(_disconnected(request))
         self._tasks.add(task)
@@ -186,8 +179,7 @@ class ChatEndpoint:
         )
 
     def _prompt(self, request: wire.ChatRequest) -> list[int]:
-        """The prompt tokens: the longest turn that the request continues plus the new messages, or
-        the whole conversation rendered."""
+        """The longest turn that the request continues plus the new messages, or all rendered."""
         continued = [turn for turn in self._turns if turn.is_continued_by(request)]
         if continued:
             turn = max(continued, key=lambda turn: len(turn.request.messages))
@@ -201,14 +193,12 @@ class ChatEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """An answered request."""
-
     request: wire.ChatRequest
     message: Message
     call: Call
 
     def is_continued_by(self, request: wire.ChatRequest) -> bool:
-        """Whether a request begins with this turn's messages and answer, and adds to them."""
+        """Whether a request adds to this turn's messages and answer."""
         history = [*self.request.messages, self.message]
         return (
             len(request.messages) > len(history)

@@ -1,8 +1,7 @@
 """Formats: messages to tokens and back.
 
-Owns the protocol that the tool loop and the endpoint use, and its implementations: chat models
-through the `renderers` package, and plain text through functions of the environment. Both extend
-the exact sampled tokens instead of tokenizing a sampled answer again.
+Owns the protocol that the tool loop and the endpoint use, and two implementations: chat models
+through the `renderers` package, and plain text. Both extend the exact sampled tokens.
 """
 
 import json
@@ -39,13 +38,11 @@ class Format(Protocol):
         new: Sequence[Message],
         tools: ToolSpecs = (),
     ) -> list[int] | None:
-        """The next prompt: exactly `prompt` and `output`, then the new messages. None if that
-        isn't possible; the caller then renders the whole conversation, which begins a new
-        segment."""
+        """The next prompt: exactly `prompt` and `output`, then the new messages. None if that is
+        impossible; rendering the whole conversation then begins a new segment."""
 
     def parse(self, prompt: Sequence[int], output: Sequence[int], tools: ToolSpecs = ()) -> Reply:
-        """Parse sampled tokens. Never raises: unreadable parts become text, or a ToolCall with
-        a problem."""
+        """Never raises: unreadable parts become text, or a ToolCall with a problem."""
 
 
 class TextFormat:
@@ -92,17 +89,12 @@ class RendererFormat:
     """A chat model's format, through the `renderers` package.
 
     config: one of its typed configurations, or a mapping such as
-    `{"name": "qwen3", "enable_thinking": false}` in a run's `extras`. The name is required: a guess
-    from the tokenizer would fall back to a renderer without tool calls and without extension of
-    sampled tokens.
-
-    Raises:
-        FormatError: the configuration is invalid or doesn't fit the tokenizer.
+    `{"name": "qwen3", "enable_thinking": false}`. The name is required: a wrong guess would give a
+    renderer without tool calls and extension. Raises FormatError.
     """
 
     stop: Sequence[str] | None = None
-    """The server knows the model's end tokens. As stop strings they might be missing from the
-    sampled tokens."""
+    """The server knows the end tokens; as stop strings they might be missing from the samples."""
 
     def __init__(self, tokenizer: Any, config: "RendererConfig | Mapping[str, Any]") -> None:
         self._renderer = _renderer(tokenizer, config)
@@ -168,8 +160,7 @@ def _json_object(text: str) -> dict[str, Any] | None:
 
 
 def _normalized(messages: Sequence[Message]) -> Any:
-    """Messages as renderers need them: content isn't None, and arguments are objects, which
-    templates write value by value."""
+    """Messages as renderers need them: content isn't None, and arguments are objects."""
     return [_normalized_message(message) for message in messages]
 
 

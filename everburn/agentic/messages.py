@@ -15,12 +15,8 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the policy made or tried to make.
-
-    name, arguments: None if unreadable. raw: the sampled text. problem: why the call can't be run,
-    addressed to the policy; None if it can. id: referenced by the result; None if the format has
-    no ids.
-    """
+    """name, arguments: None if unreadable. raw: the sampled text. problem: for the policy, why the
+    call can't be run; None if it can. id: referenced by the result; None if the format has none."""
 
     name: str | None
     arguments: dict[str, Any] | None
@@ -55,7 +51,6 @@ class CallIds:
     _count: int = 0
 
     def assign(self, reply: Reply) -> Reply:
-        """The reply with an id on each call; existing ids are kept."""
         calls = []
         for call in reply.tool_calls:
             calls.append(replace(call, id=call.id or f"call_{self._count}"))
@@ -69,6 +64,5 @@ def _as_part(call: ToolCall) -> dict[str, Any]:
 
 
 def tool_message(call: ToolCall, content: str) -> Message:
-    """The message with a tool call's result or error."""
     message: Message = {"role": "tool", "tool_call_id": call.id or "", "content": content}
     return message | ({"name": call.name} if call.name else {})

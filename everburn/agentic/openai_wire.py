@@ -74,7 +74,6 @@ class ChatAnswer:
         }
 
     def body(self) -> dict[str, Any]:
-        """The whole answer as one JSON body."""
         choice = {
             "index": 0,
             "message": self.message,

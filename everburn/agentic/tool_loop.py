@@ -1,7 +1,7 @@
 """The tool loop: sample the policy, run the tools that it calls, add their results, repeat.
 
-Owns the order of turns, the limits and the ways an episode ends. Doesn't own how messages become
-tokens (formats.py), tools (tools.py) or which tokens are trained (assembly.py).
+Owns the order of turns, the limits and the end of an episode. Doesn't own tokens (formats.py),
+tools (tools.py) or segments (assembly.py).
 
 A retried completion reuses its finished sampling calls (everburn/rollouts/call_log.py) while its
 prompts are unchanged. Its tools run again, which rebuilds the environment's state: a completion
@@ -62,12 +62,8 @@ class Limits:
 
 @dataclass(slots=True)
 class Episode:
-    """One conversation between the policy and its environment.
-
-    messages: the whole conversation. calls: the sampling calls. ended: why it ended. tool_calls:
-    calls that were run. malformed: calls that couldn't be run. failed: calls that raised or timed
-    out.
-    """
+    """A conversation between the policy and its environment. tool_calls: number of calls that were
+    run. malformed: that couldn't be run. failed: that raised or timed out."""
 
     messages: list[Message]
     calls: list[Call] = field(default_factory=list)
@@ -78,7 +74,6 @@ class Episode:
 
     @property
     def answer(self) -> str:
-        """The text of the policy's last answer."""
         answers = [m["content"] for m in self.messages if m["role"] == "assistant"]
         return str(answers[-1]) if answers else ""
 
@@ -109,7 +104,7 @@ class Episode:
             "failed_calls": self.failed,
             "boundaries": assembled.boundaries.as_info(),
         }
-        # None shows the sampled text, which is better than an empty answer of only tool calls.
+        # Without text, None shows the sampled tokens.
         return RolloutRun(assembled.segments, self.answer or None, counts | (info or {}))
 
 
@@ -141,15 +136,15 @@ async def run_tool_loop(
 ) -> Episode:
     """Run an episode.
 
-    tools: functions or `Tool`s; the calls of one answer run one after another. sampling: arguments
-    of `sampler.sample` that override the run's. on_malformed: answers a call that can't be parsed,
-    names no tool or has invalid arguments. on_failure: answers a call whose tool raised or timed
-    out (TimeoutError). on_reply: answers a reply without tool calls; None ends the episode. Each
-    may be async, return text or a ToolResult (which can end the episode), or raise.
+    tools: calls of one answer run one after another. sampling: overrides the run's settings.
+    on_malformed: answers a call that can't be parsed, names no tool or has invalid arguments.
+    on_failure: answers a call whose tool raised or timed out (TimeoutError). on_reply: answers a
+    reply without tool calls; None ends the episode. Each may be async, return text or a ToolResult
+    (which can end the episode), or raise.
 
     Raises:
         PromptTooLongError: the first prompt leaves no room.
-        RecoverableRolloutError: raised by a tool: not the policy's fault, so not answered.
+        RecoverableRolloutError: from a tool; not the policy's fault, so not answered.
         Errors of sampling and of the `on_...` functions.
     """
     loop = _ToolLoop(
@@ -175,8 +170,6 @@ async def run_tool_loop(
 
 @dataclass(slots=True)
 class _ToolLoop:
-    """One episode in progress."""
-
     setup: RolloutSetup
     format: Format
     tools: dict[str, Tool]
@@ -211,7 +204,6 @@ class _ToolLoop:
             prompt = extended
 
     async def _sample(self, prompt: list[int]) -> EndReason | None:
-        """Make one sampling call, unless a limit ends the episode."""
         if len(self.episode.calls) >= self.limits.turns:
             return "turns"
         tokens_left = self._tokens_left()

@@ -1,8 +1,7 @@
 """Tools that the policy calls by name, mostly Python functions.
 
-Owns the specification derived from a function's signature (name, description, JSON schema), the
-check of arguments, and the call. Doesn't own when tools are called or how failures are answered
-(tool_loop.py).
+Owns the specification from a function's signature, the check of arguments, and the call. Doesn't
+own the answers to failures (tool_loop.py).
 """
 
 import inspect

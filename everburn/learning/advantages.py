@@ -1,7 +1,7 @@
 """Advantages within a prompt group.
 
-Owns the formulas, their names in a configuration, and the check of user functions. Doesn't own
-which completions survive (group.py) or the assignment of advantages to tokens (datums.py).
+Owns the formulas, their names, and the check of user functions. Doesn't own which completions
+survive (group.py) or advantages per token (datums.py).
 """
 
 import math
@@ -65,20 +65,16 @@ ADVANTAGES: Mapping[str, AdvantageFunction] = {
 
 
 def advantage_function(choice: str | Entrypoint) -> AdvantageFunction:
-    """The advantage function of a configuration. A user function is checked at each call, which
-    may raise InvalidAdvantagesError, EntrypointError and the function's own errors."""
+    """The configured function. A user function is checked at each call, which may raise
+    InvalidAdvantagesError, EntrypointError and its own errors."""
     if isinstance(choice, str):
         return ADVANTAGES[choice]
     return lambda rewards: _call_user_function(choice, rewards)
 
 
 def check_single_reward(entrypoint: Entrypoint) -> None:
-    """Try a user function on groups of one, for runs with `completions_per_prompt` 1.
-
-    Raises:
-        InvalidAdvantagesError: the advantage of a single reward is always zero.
-        EntrypointError, and the function's own errors.
-    """
+    """Try a user function on groups of one. Raises InvalidAdvantagesError if their advantage is
+    zero, and the errors of `advantage_function`."""
     if not any(_call_user_function(entrypoint, [reward])[0] for reward in (0.0, 1.0)):
         raise InvalidAdvantagesError(
             f"{entrypoint.name} gives a single reward no advantage (tried 0 and 1), and "

@@ -1,9 +1,8 @@
 """Prepared batches: advantages per token, computed by the user's `prepare_batch`.
 
-Owns the function's input, the validation of its result, and the file that stores it: written once
-per batch, so that a redo, a replay and `everburn verify` never call the function again. Doesn't own
-when a batch is sealed (the workflow), the forward pass behind `Batch.logprobs` (trainers/) or
-datums (datums.py).
+Owns the function's input, the validation of its result, and the file that stores it, so that a
+redo, a replay and `everburn verify` never call the function again. Doesn't own when a batch is
+sealed (the workflow), the forward pass (trainers/) or datums (datums.py).
 """
 
 import inspect
@@ -68,11 +67,9 @@ class Batch:
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Logprobs under the policy that this step trains, in one `forward` request.
 
-        Returns, per sequence of n >= 2 token ids, the n-1 logprobs of its tokens after the first,
-        each given all tokens before it (nats, at temperature 1).
-
-        An error of the trainer is raised again when the user function ends, even if the function
-        caught it: advantages computed without the scores must not be stored.
+        Returns, per sequence of n >= 2 token ids, the logprobs of the n-1 tokens after the first
+        (nats, at temperature 1). An error of the trainer is raised again when the user function
+        ends, even if it was caught: advantages computed without the scores must not be stored.
         """
         token_ids = [list(map(int, sequence)) for sequence in sequences]
         if not token_ids:
@@ -105,8 +102,7 @@ async def prepare_batch(
 ) -> PreparedBatch:
     """Call the user's function and store its advantages, unless they are stored already.
 
-    user_loop: runs the function. Its deadline doesn't cover reading the batch or waiting for a
-    store that is full or failing.
+    user_loop: runs the function; its deadline doesn't cover the store.
 
     Raises:
         EntrypointError, InvalidBatchError, UserCodeStuckError, and the function's own errors.

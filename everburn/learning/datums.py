@@ -21,10 +21,9 @@ from everburn.rollouts.contract import RolloutSample
 class Datum:
     """One segment of n tokens as n-1 predictions; all fields have length n-1.
 
-    inputs: tokens[:-1]. targets: tokens[1:]. logprobs, advantages: of the target; 0 where `mask` is
-    0. mask: 1 where the target is trained. raw_logprobs: inference logprobs without sampling
-    settings, if the rollout has them. routing: expert routing per input position, if the rollout
-    has it.
+    inputs: tokens[:-1]. targets: tokens[1:]. mask: 1 where the target is trained. logprobs,
+    advantages: of the target; 0 where `mask` is 0. raw_logprobs: without sampling settings.
+    routing: expert routing per input position.
     """
 
     inputs: npt.NDArray[np.int64]
@@ -60,11 +59,8 @@ def group_datums(
     manifests: Iterable[GroupManifest],
     prepared: SegmentAdvantages | None = None,
 ) -> list[Datum]:
-    """The datums of groups, in the order of groups, completions and segments.
-
-    prepared: advantages per token that replace those of the groups. Segments whose advantages are
-    all zero are omitted: their tokens must not count in the loss normalization.
-    """
+    """The datums of groups, in order. prepared: replaces the groups' advantages. Segments whose
+    advantages are all zero are omitted: their tokens must not count in the normalization."""
     datums = []
     for manifest in manifests:
         for member in manifest.members:

@@ -1,7 +1,7 @@
 """Distance between the trained policy and the sampling policy, over a step's trained tokens.
 
-Owns the sums over one request and the step's metrics; all describe the weights before the step's
-update. Doesn't own other metrics (see docs/metrics.md). Light: workflows import it.
+Owns the sums over one request and the step's metrics, before the step's update. Light: workflows
+import it.
 """
 
 import math

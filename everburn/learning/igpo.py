@@ -1,14 +1,13 @@
 """IGPO (information gain policy optimization): a turn is rewarded by how much it increases the
 policy's logprob of the right answer.
 
-Owns the formulas, as pure functions over one prompt group, and the `prepare_batch` that applies
-them:
+Owns the formulas and the `prepare_batch` that applies them:
 
     "prepare_batch": {"name": "everburn.learning.igpo:prepare_batch", "kwargs": {"gamma": 0.95}}
 
 Rollouts provide the turn starts (`RolloutSample.turns`) and the answer
-(`RolloutRun.ground_truth_tokens`). The advantages are per token, so any built-in loss can train on
-them. Doesn't own when a batch is prepared or stored (batch.py).
+(`RolloutRun.ground_truth_tokens`). Any built-in loss can train on the advantages, which are per
+token. Doesn't own when a batch is prepared or stored (batch.py).
 
 Source: Wang et al., Information Gain-based Policy Optimization, arXiv:2510.14967; normalization and
 discounting as in the Fireworks recipe.
@@ -26,13 +25,12 @@ MIN_STD = 1e-6
 
 
 async def prepare_batch(batch: Batch, gamma: float = 0.95) -> list[list[list[list[float]]]]:
-    """IGPO advantages of a sealed batch, per group, completion, segment and token.
+    """IGPO advantages per group, completion, segment and token. gamma: discount of later turns.
 
-    The contexts of all groups are scored in one `forward` request; normalization is per group.
-    gamma: discount of later turns, 0 to 1.
+    All contexts are scored in one `forward` request; normalization is per group.
 
     Raises:
-        ValueError: a completion has no ground truth, or gamma is out of range.
+        ValueError: a completion has no ground truth, or gamma is not in 0..1.
     """
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma is {gamma}; it discounts later turns and lies between 0 and 1")
@@ -72,12 +70,8 @@ def turns_of(completion: BatchCompletion) -> list[tuple[RolloutSample, int]]:
 
 
 def scored_sequences(completion: BatchCompletion) -> list[tuple[int, ...]]:
-    """For each turn its context followed by the answer; none for a completion of one turn, which
-    has no gain.
-
-    The context of the first turn is the initial prompt; that of a later turn includes the turns
-    before it, their tool responses and the generation prompt.
-    """
+    """Each turn's context (all tokens before it) followed by the answer; empty for a completion of
+    one turn, which has no gain."""
     turns = turns_of(completion)
     if len(turns) < 2:
         return []
@@ -140,8 +134,7 @@ def turn_advantages(
 def token_advantages(
     segments: Sequence[RolloutSample], advantages: Sequence[float]
 ) -> list[list[float]]:
-    """Per segment and token the advantage of its turn; 0 before the first turn. advantages: per
-    turn, over all segments."""
+    """Per segment and token the advantage of its turn; 0 before the first turn."""
     by_turn = iter(advantages)
     result = []
     for segment in segments:

@@ -1,8 +1,7 @@
 """The built-in losses: wire names, clipping, settings and required trainer capabilities.
 
-Owns names, the defaults that are sent explicitly, the rules for settings, and the capabilities that
-settings need. Unknown settings are passed through, since the service has unpublished keys. Doesn't
-own the formulas (the service's; restated in everburn/emulator/training/losses.py) or Python losses
+Unknown settings are passed through, since the service has unpublished keys. Doesn't own the
+formulas (the service's; restated in everburn/emulator/training/losses.py) or Python losses
 (trainers/custom_loss.py). Light: configuration and workflows import it.
 """
 

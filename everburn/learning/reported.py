@@ -1,8 +1,8 @@
 """Metrics that a trainer reports per request besides the loss, such as `report_policy_diagnostics`.
 
-Owns the file of one request and the reduction over the requests of a step. They travel through the
-store, not through messages, since the trainer decides their size. Doesn't own the meaning of the
-numbers (the trainer's) or Everburn's own diagnostics (diagnostics.py). Light: commits read it.
+Owns the file of one request and the reduction over the requests of a step. The metrics travel
+through the store, since the trainer decides their size. Doesn't own Everburn's diagnostics
+(diagnostics.py). Light: commits read it.
 """
 
 import math
@@ -35,7 +35,6 @@ def record_reported(
     tokens: int,
     metrics: Mapping[str, float],
 ) -> None:
-    """Store the metrics of a request."""
     others = {name: value for name, value in metrics.items() if name != LOSS}
     request = RequestMetrics(tokens=tokens, metrics=others)
     store.put_json(submission_metrics_key(step, part, epoch), request.model_dump(mode="json"))

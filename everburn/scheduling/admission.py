@@ -1,19 +1,16 @@
 """Admission: whether one more row may start.
 
-Owns the counts of accepted, reserved and running completions and the inequality of
-docs/ARCHITECTURE.md, "Scheduling". Doesn't own which rows they belong to (cursor.py) or what
-happens to accepted groups (queue.py).
+Owns the counts of completions and the inequality of docs/ARCHITECTURE.md, "Scheduling". Doesn't own
+rows (cursor.py) or accepted groups (queue.py).
 """
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Admission(BaseModel):
-    """Counts of completions, multiples of G except `in_flight`.
-
-    group: G, completions per row. batch: B = P*G, completions per optimizer step.
-    max_head_offpolicy_versions: O. concurrency: C, concurrent rollouts (None: unlimited).
-    """
+    """group: G, completions per row. batch: B = P*G, completions per optimizer step.
+    max_head_offpolicy_versions: O. concurrency: C, concurrent rollouts (None: unlimited). accepted,
+    reserved: multiples of G."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +67,6 @@ class Admission(BaseModel):
         return self.version
 
     def release(self, calls: int) -> None:
-        """Record that `calls` of the rollout function ended."""
         if not 0 <= calls <= self.in_flight:
             raise ValueError(f"{calls} calls ended of {self.in_flight} in flight")
         self.in_flight -= calls

@@ -24,7 +24,6 @@ class CircuitBreaker(BaseModel):
     window: list[bool] = Field(default_factory=list)
     """The last outcomes, True for a failure."""
     tripped: str | None = None
-    """Why it tripped."""
 
     def record(self, failures: Iterable[bool]) -> None:
         """Count outcomes, True for a failure, in order."""

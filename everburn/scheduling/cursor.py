@@ -1,9 +1,8 @@
 """The cursor: which rows were issued, and which of them are resolved.
 
-Owns positions 0..total-1 of the shuffled, epoch-repeated order. A row is resolved when it was
-rejected or its step was committed. The set of resolved rows is exact (a low-water mark and ranges
-above it), so that a resumed run neither issues a resolved row again nor skips an unresolved one.
-Doesn't own the content of rows (rollouts/dataset.py).
+Rows are positions 0..total-1 of the shuffled, epoch-repeated order (rollouts/dataset.py). A row is
+resolved when it was rejected or its step was committed. The set of resolved rows is exact, so that
+a resumed run neither issues a resolved row again nor skips an unresolved one.
 """
 
 from bisect import bisect_left, insort
@@ -28,7 +27,6 @@ class Cursor(BaseModel):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no row is left to issue."""
         return not self.returned and self.next >= self.total
 
     @property

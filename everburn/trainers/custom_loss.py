@@ -1,9 +1,8 @@
 """A Python loss: from the logprobs of datums to the weights of a linear loss.
 
 As in the SDK's `forward_backward_custom`, the loss is differentiated here with respect to the
-logprobs, and the trainer gets the gradient. Owns the call of the user's function and the checks of
-its result before anything is sent. Doesn't own the requests (serverless.py) or the function's
-deadline (usercode/limits.py).
+logprobs, and the trainer gets the gradient. Owns the call and the checks of the user's function.
+Doesn't own the requests (serverless.py) or its deadline (usercode/limits.py).
 """
 
 import math

@@ -311,9 +311,9 @@ def _fence_out(
     another.
 
     Raises:
-        TrainerCapacityError: the model is still finishing an operation. Worth waiting for.
+        TrainerCapacityError: the model is still finishing an operation.
         TrainerUnavailableError: the model can't be unloaded, and shares weights.
-        TrainerClosedError: the account may not train.
+        TrainerClosedError
     """
     requested_at = holder.unload_requested_at or time.time()
     problem = f"model {holder.model_id} of an earlier lease isn't unloaded"

@@ -1,12 +1,8 @@
 """The table of training service errors: from SDK errors to Everburn's errors, with advice.
 
-The callers react: a rejected request fails the run, a lost state ends the lease, a used-up quota
-holds the run, a refused key fails it (holds it with `on_fatal = "hold"`), missing capacity is
-waited for.
-
-Errors that the SDK retries itself never arrive: for up to five minutes it repeats requests that
-were refused temporarily or only read. A request that may have been applied isn't repeated
-(send_once.py) and arrives as "anything else".
+The SDK itself repeats, for up to five minutes, requests that were refused temporarily or only read.
+A request that may have been applied isn't repeated (send_once.py) and arrives as "anything else".
+Doesn't own the reactions, which are the callers'.
 """
 
 import re
@@ -221,7 +217,6 @@ def translated(
 
 
 def traits_of(error: BaseException, *, opening: bool = False) -> Traits:
-    """The traits of an error and its causes."""
     chain = _causes(error)
     text = " ".join(f"{cause} {_server_message(cause)}" for cause in chain)
     statuses = (status_of(cause) for cause in chain)
@@ -271,7 +266,6 @@ def _server_message(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and its chain of causes."""
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in chain:

@@ -1,9 +1,8 @@
 """Fencing on a dedicated trainer, where models may share weights and gradients.
 
-A new model id doesn't exclude an earlier holder from a full-parameter trainer. So each holder is
-recorded, the next one unloads earlier models, and a loaded state must compute the logprobs that it
-had when it was saved. Owns both records. Doesn't own leases (lease.py) or which snapshot is served
-(hotload.py).
+Each holder is recorded, the next one unloads earlier models, and a loaded state must compute the
+logprobs that it had when it was saved. Owns both records. Doesn't own leases (lease.py) or which
+snapshot is served (hotload.py).
 """
 
 import hashlib
@@ -62,7 +61,6 @@ def earlier_holders(store: ArtifactStore, job_id: str, lease_epoch: int) -> list
 
 
 async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
-    """Record the fingerprint of the state that has just been saved."""
     # In a thread: listing groups can take seconds, and the loop sends the lease's heartbeats.
     tokens = await through_outages(recorded_tokens, store) or INITIAL_PROBE
     (logprobs,) = await trainer.forward([tokens])

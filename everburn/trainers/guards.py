@@ -1,11 +1,9 @@
 """Guards that detect an unfit or damaged session before it does harm.
 
-Capabilities: the configuration's needs against those of a new session, before anything is trained
-(learning/losses.py owns which setting needs what). Finite results: a NaN in a result is also in
-gradients or weights, and would be in anything saved afterwards. Gradient count: gradients
-accumulate in the trainer's memory, and nothing else shows that some were lost.
-
-Doesn't own the reactions: the lease ends, and a step that fails repeatedly is suspect.
+Capabilities: a new session's against the configuration's needs (learning/losses.py). Finite
+results: a NaN in a result is also in gradients or weights, and would be in anything saved
+afterwards. Gradient count: nothing else shows that accumulated gradients were lost. Doesn't own the
+reactions.
 """
 
 import math
@@ -26,11 +24,8 @@ if TYPE_CHECKING:
 
 
 def check_capabilities(config: RunConfig, client: object) -> None:
-    """Check the capability flags that create_model has set on the SDK's client.
-
-    Raises:
-        TrainerUnfitError: names each missing flag and the setting that needs it.
-    """
+    """Check the flags that create_model has set on the SDK's client. Raises TrainerUnfitError,
+    which names each missing flag and the setting that needs it."""
     missing = [need for need in _needs(config) if getattr(client, need.flag, None) is not True]
     if missing:
         reasons = "; ".join(f"{need.what} needs {need.flag}" for need in missing)

@@ -43,8 +43,6 @@ class ServingStatus:
 
 
 class Hotloader:
-    """Loads snapshots onto one deployment."""
-
     def __init__(self, config: RunConfig, deployment_id: str) -> None:
         self._config = config
         self.deployment_id = deployment_id

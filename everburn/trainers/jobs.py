@@ -273,7 +273,6 @@ class RunResources:
         return jobs.resolve_training_profile(training).deployment_shape or None
 
     def _changes(self, deployment: "DeploymentInfo", trainer: str | None) -> "list[_Change]":
-        """Fields of an existing deployment that must be updated."""
         changes: list[_Change] = []
         if trainer is not None and deployment.hot_load_trainer_job != trainer:
             changes.append(("hot_load_trainer_job", "hotLoadTrainerJob", trainer))
@@ -363,7 +362,6 @@ def _deployment(record: ResourceRecord) -> str:
 
 
 def _described(job: dict[str, Any]) -> str:
-    """A job's state and the control plane's message."""
     state = str(job.get("state", "")).removeprefix("JOB_STATE_").lower()
     status = job.get("status")
     message = status.get("message") if isinstance(status, dict) else job.get("statusMessage")

@@ -100,7 +100,6 @@ class Lease:
         await self.trainer.close()
 
     async def wait_ended(self, timeout: float) -> None:
-        """Return when the lease ends, or after `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._end.wait(), timeout)
 

@@ -103,7 +103,6 @@ class Trainer(Protocol):
     @property
     def session(self) -> str:
         """The session's id at the service, for people."""
-        ...
 
     def forward_backward(
         self, datums: "list[Datum]", loss: str | Entrypoint, loss_config: LossConfig
@@ -113,26 +112,21 @@ class Trainer(Protocol):
         loss: the name of a built-in loss, or a Python function. The call determines the request's
         place in the order; the awaitable is its result.
         """
-        ...
 
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
         """Per sequence, the logprob of each token after the first under the current weights."""
-        ...
 
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
         """Apply and clear the accumulated gradients. Returns metrics."""
-        ...
 
     async def publish(self, name: str) -> Snapshot:
         """Make the current weights available to samplers."""
-        ...
 
     async def score_twice(
         self, snapshot: Snapshot, tokens: list[int]
     ) -> tuple[list[float], list[float]]:
         """The logprob of each token after the first, by the trainer's current weights and by a
         sampler of the snapshot. Raises TrainerStateLostError if the snapshot isn't served."""
-        ...
 
     async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
         """Make a snapshot (by its path) a model of the account; returns the model's name.
@@ -140,24 +134,18 @@ class Trainer(Protocol):
         again: an earlier attempt may have succeeded, so an existing model is taken for its result.
         Raises PromotionError and its subclasses.
         """
-        ...
 
     async def save_checkpoint(self, name: str) -> str:
         """Save weights and optimizer; returns the path to load them."""
-        ...
 
     async def load_checkpoint(self, path: str) -> None:
         """Load weights and optimizer."""
-        ...
 
     async def load_adapter(self, path: str) -> None:
         """Load the adapter's weights and reset the optimizer."""
-        ...
 
     async def probe(self) -> None:
         """Return if the session is alive."""
-        ...
 
     async def close(self) -> None:
         """Release the session. Never raises."""
-        ...

@@ -1,8 +1,8 @@
 """Imports the Fireworks SDK without torch.
 
 The SDK imports torch to recognize tensors and for custom losses; Everburn gives it numpy arrays.
-The import takes seconds of a trainer worker's start, and so of each recovery, and 250 MB. So the
-SDK gets a stand-in that imports torch on first use. Doesn't own the use of the SDK (serverless.py).
+That takes seconds of each recovery and 250 MB. So the SDK gets a stand-in that imports torch on
+first use.
 """
 
 import contextlib

@@ -1,13 +1,10 @@
 """A transport that sends each mutation at most once.
 
-The SDK repeats a request without an answer: after a broken connection, a timeout or a 5xx. It is
-unknown whether the service deduplicates such repetitions, and a backward pass that is applied twice
-is invisible. So this transport refuses to repeat a request that may have been applied: it answers
-with an error that the SDK doesn't retry, the lease ends (errors.py), and all later mutations of the
-session are refused. A request that was refused before any work, or had no connection, may be
-repeated.
-
-Owns which requests are mutations and which outcomes are doubtful.
+The SDK repeats a request after a broken connection, a timeout or a 5xx. It is unknown whether the
+service deduplicates repetitions, and a backward pass that is applied twice is invisible. So a
+request that may have been applied is answered here with an error that the SDK doesn't retry, the
+lease ends (errors.py), and later mutations of the session are refused. A request that was refused
+before any work, or had no connection, may be repeated.
 """
 
 import hashlib
