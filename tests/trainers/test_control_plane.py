@@ -18,6 +18,7 @@ from everburn.trainers.protocol import (
     QuotaExceededError,
     TrainerCapacityError,
     TrainerError,
+    TrainerFailedError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
@@ -41,7 +42,7 @@ OPENING = [
 ]
 LOADING = [
     *CLOSED,
-    ({"kind": "status", "status": 400}, TrainerStateLostError, "HTTP 400: injected fault"),
+    ({"kind": "status", "status": 400}, TrainerFailedError, "HTTP 400: injected fault"),
     ({"kind": "status", "status": 410}, TrainerStateLostError, "HTTP 410: injected fault"),
     ({"kind": "malformed"}, TrainerStateLostError, "can't be read"),
 ]
