@@ -49,7 +49,7 @@ from activities.messages import (
 )
 from activities.reconciliation import is_awaited, is_open
 from everburn.records.ledger import PreparedBatch
-from everburn.trainers.session_opening import Openings, opened
+from everburn.trainers.session_opening import Openings, wait_for_session
 
 if TYPE_CHECKING:
     from everburn.config import RunConfig
@@ -334,7 +334,7 @@ class TrainerActivities:
         for entrypoint in config.trainer_entrypoints:
             # They run here, where other modules may be at hand than on a rollout worker.
             await asyncio.to_thread(resolve, entrypoint)
-        trainer = await opened(self._open_trainer(ref, config))
+        trainer = await wait_for_session(self._open_trainer(ref, config))
         held = self._serve(Lease(ref.epoch, trainer), owner, lease_queue(ref))
         self._held[ref] = held
         held.expiry = asyncio.create_task(self._expire_unclaimed(ref))

@@ -127,7 +127,7 @@ def ideal_seconds(trace: Trace, concurrency: int | None) -> float:
     admission = Admission(
         group=trace.group,
         batch=trace.group * trace.per_step,
-        ahead=trace.ahead,
+        max_head_offpolicy_versions=trace.ahead,
         concurrency=concurrency,
     )
     events: list[tuple[float, int, str, int]] = []

@@ -1,4 +1,4 @@
-"""Rollouts of several turns: token assembly, formats, tools, a tool loop, and an endpoint."""
+"""Multi-turn rollouts: token assembly, formats, tools, a tool loop and a chat endpoint."""
 
 from everburn.agentic.assembly import Assembled, Call, TraceIntegrityError, assemble
 from everburn.agentic.endpoint import ChatEndpoint, chat_endpoint

@@ -1,9 +1,7 @@
-"""From a completion's sampling calls to its segments.
+"""Assembles the sampling calls of a completion into segments.
 
-Owns exact ancestry: which call continues which, by token ids alone. Nothing is tokenised here, and
-text isn't looked at: what is trained is what was sampled, with the logprobs it was sampled with.
-Doesn't own sampling (everburn/rollouts/sampling.py) or how prompts come about (renderers,
-environments).
+Owns which call continues which, by token ids alone: nothing is tokenized again, and sampled tokens
+keep their logprobs. Doesn't own sampling (everburn/rollouts/sampling.py) or prompts (formats.py).
 """
 
 from array import array
@@ -22,22 +20,18 @@ OnBranch = Literal["split", "reject"]
 
 
 class TraceIntegrityError(RecoverableRolloutError):
-    """A prompt doesn't continue the tokens that were kept, and the task asked for one unbroken
-    trace. The completion is retried with other samples, then dropped."""
+    """Under "reject", a prompt doesn't continue the tokens so far. The completion is retried with
+    new samples, then dropped."""
 
     sample_afresh = True
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One sampling call, as inference saw it.
+    """One sampling call: exact prompt ids (at least one) and sampled ids (stop token included).
 
-    prompt: exact prompt ids, at least one. tokens: sampled ids, a stop token included.
-    logprobs: one per sampled token. truncated: whether the token limit ended it. raw_logprobs,
-    routing: one per sampled token too, where the sampler tells them.
-
-    Raises:
-        ValueError: an empty prompt, or another number of any of these than of tokens.
+    logprobs: one per sampled token; raw_logprobs and routing too, if the sampler reports them.
+    truncated: ended by the token limit.
     """
 
     prompt: list[int]
@@ -49,11 +43,11 @@ class Call:
 
     def __post_init__(self) -> None:
         if not self.prompt:
-            raise ValueError("a call's prompt is empty: its first token would follow from nothing")
+            raise ValueError("a call's prompt is empty; its first token needs a context")
         if len(self.tokens) != len(self.logprobs):
             raise ValueError(
                 f"a call has {len(self.tokens)} tokens and {len(self.logprobs)} logprobs; each "
-                "token needs the logprob it was sampled with"
+                "token needs its sampling logprob"
             )
         for name in ("raw_logprobs", "routing"):
             values = getattr(self, name)
@@ -62,7 +56,6 @@ class Call:
 
     @classmethod
     def of(cls, prompt: Sequence[int], sample: "Sample") -> "Call":
-        """The call that a prompt and the sampler's answer to it make."""
         return cls(
             list(prompt),
             sample.tokens,
@@ -75,10 +68,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where a call's sampled tokens lie: at `start..stop-1` of their segment.
-
-    call: its index among the calls. `tokens[:start]` is what the policy saw before this turn.
-    """
+    """A call (by index) whose sampled tokens are `tokens[start:stop]` of their segment, with
+    `tokens[:start]` as context."""
 
     call: int
     start: int
@@ -87,15 +78,13 @@ class Turn:
 
 @dataclass(slots=True)
 class Boundaries:
-    """What happened between calls; every call is counted in exactly one of the first five.
+    """Counts of how calls relate; each call is in exactly one of the first five.
 
-    starts: the first call. appends: prompts that continue the end of a segment. branches: prompts
-    that continue an earlier call whose continuation is already in another segment, or repeat an
-    earlier prompt. splits: prompts that continue nothing exactly (a history that was rewritten or
-    shortened, text tokenised again, another conversation). empty: calls that sampled nothing;
-    they are left out.
-    truncated: calls that the token limit ended. repeated_tokens: sampled tokens that a branch
-    repeats as context; they are trained on the first path only.
+    starts: the first call. appends: the prompt continues a segment. branches: it continues a call
+    that another segment already continued, or repeats an earlier prompt. splits: it continues no
+    call exactly (rewritten history, text tokenized again, another conversation). empty: nothing was
+    sampled; omitted. truncated: ended by the token limit. repeated_tokens: sampled tokens that a
+    branch repeats as context; only the first path trains them.
     """
 
     starts: int = 0
@@ -107,16 +96,12 @@ class Boundaries:
     repeated_tokens: int = 0
 
     def as_info(self) -> dict[str, int]:
-        """For `RolloutRun.info`."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """The segments of a completion.
-
-    turns: of each segment, in order; together they name every call but the empty ones once.
-    """
+    """The segments of a completion. turns: per segment; each non-empty call appears once."""
 
     segments: list[RolloutSample]
     turns: list[list[Turn]]
@@ -124,19 +109,15 @@ class Assembled:
 
 
 def assemble(calls: Iterable[Call], reward: float, on_branch: OnBranch = "split") -> Assembled:
-    """Put calls together, in the order in which they were made.
+    """Assemble calls, given in the order in which they were made.
 
-    A call whose prompt begins with everything that a segment holds continues that segment, and
-    what it adds (tool results, the next generation prompt) is context. Any other call begins a
-    segment with its whole prompt as context. So every sampled token is trained exactly once,
-    wherever its path goes on.
-
-    on_branch: what to do with a call that continues no segment. "split" begins another; "reject"
-    takes one unbroken trace or none.
+    A call whose prompt begins with all tokens of a segment continues it; the rest of the prompt
+    (tool results, generation prompt) is context. Any other call begins a segment with its whole
+    prompt as context ("split") or raises ("reject"). So each sampled token is trained exactly once.
 
     Raises:
-        TraceIntegrityError: under "reject", naming the call and where its prompt departs.
-        ValueError: `on_branch` is neither.
+        TraceIntegrityError: under "reject"; names the call and where its prompt departs.
+        ValueError: `on_branch` is unknown.
     """
     if on_branch not in ("split", "reject"):
         raise ValueError(f"on_branch is {on_branch!r}; it must be 'split' or 'reject'")
@@ -152,18 +133,16 @@ def assemble(calls: Iterable[Call], reward: float, on_branch: OnBranch = "split"
 
 @dataclass(slots=True)
 class _Path:
-    """A segment as it grows."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     raw_logprobs: list[float] | None = field(default_factory=list)
     routing: list[str] | None = field(default_factory=list)
-    """Both None once a call doesn't tell."""
+    """raw_logprobs, routing: None once a call lacks them."""
     turns: list[Turn] = field(default_factory=list)
 
     def extend(self, index: int, call: Call) -> None:
-        """Take a call whose prompt begins with all tokens of this path."""
+        """Append a call that continues this path."""
         context = call.prompt[len(self.tokens) :]
         start = len(call.prompt)
         self.tokens += context + call.tokens
@@ -187,7 +166,7 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a call ended: its path, the path's length then, and the sampled tokens up to there."""
+    """The end of a call: its path, with length and sampled tokens up to there."""
 
     path: _Path
     length: int
@@ -199,7 +178,7 @@ class _End:
 
 
 class _Trace:
-    """The paths of a completion, and by their bytes the ends at which they can be continued."""
+    """The paths of a completion, and the ends of calls by token bytes."""
 
     def __init__(self) -> None:
         self.paths: list[_Path] = []
@@ -216,7 +195,7 @@ class _Trace:
             return
         prompt = _packed(call.prompt)
         parent = self._parent(prompt)
-        before = 0 if parent is None else parent.sampled
+        sampled_before = 0 if parent is None else parent.sampled
         if parent is not None and parent.is_open:
             counts.appends += 1
             path = parent.path
@@ -224,43 +203,40 @@ class _Trace:
             if not self.paths:
                 counts.starts += 1
             elif on_branch == "reject":
-                raise TraceIntegrityError(self._departure(index, call))
+                raise TraceIntegrityError(_mismatch(index, call.prompt, self._last))
             elif parent is not None or prompt in self._prompts:
                 counts.branches += 1
             else:
                 counts.splits += 1
-            counts.repeated_tokens += before
+            counts.repeated_tokens += sampled_before
             path = _Path()
             self.paths.append(path)
         path.extend(index, call)
-        end = _End(path, len(path.tokens), before + len(call.tokens))
-        # Two calls may end alike (the same sample twice); the later one is the open one.
+        end = _End(path, len(path.tokens), sampled_before + len(call.tokens))
+        # Of two equal ends (the same sample twice) the later one is open.
         self._ends[_packed(path.tokens)] = end
         self._prompts.add(prompt)
         self._last = path.tokens
 
     def _parent(self, prompt: bytes) -> _End | None:
-        """The longest end that the prompt begins with."""
-        matching = [kept for kept in self._ends if prompt.startswith(kept)]
-        return self._ends[max(matching, key=len)] if matching else None
-
-    def _departure(self, index: int, call: Call) -> str:
-        kept, asked = self._last, call.prompt
-        shared = next(
-            (i for i, pair in enumerate(zip(kept, asked, strict=False)) if pair[0] != pair[1]),
-            min(len(kept), len(asked)),
-        )
-        return (
-            f"the prompt of call {index} ({len(asked)} tokens) doesn't continue the {len(kept)} "
-            f"tokens kept so far: they agree up to token {shared}, then "
-            f"{asked[shared : shared + 3]} follows instead of {kept[shared : shared + 3]}"
-        )
+        prefixes = [end for end in self._ends if prompt.startswith(end)]
+        return self._ends[max(prefixes, key=len)] if prefixes else None
 
 
-def _extended(kept: list[T] | None, context: list[T], new: list[T] | None) -> list[T] | None:
-    return None if kept is None or new is None else kept + context + new
+def _mismatch(index: int, prompt: list[int], tokens: list[int]) -> str:
+    pairs = enumerate(zip(tokens, prompt, strict=False))
+    shared = next((i for i, (old, new) in pairs if old != new), min(len(tokens), len(prompt)))
+    return (
+        f"the prompt of call {index} ({len(prompt)} tokens) doesn't continue the {len(tokens)} "
+        f"tokens so far: they agree up to token {shared}, then "
+        f"{prompt[shared : shared + 3]} follows instead of {tokens[shared : shared + 3]}"
+    )
+
+
+def _extended(old: list[T] | None, context: list[T], new: list[T] | None) -> list[T] | None:
+    return None if old is None or new is None else old + context + new
 
 
 def _packed(tokens: list[int]) -> bytes:
-    """Token ids as bytes of fixed width: prefixes of lists are prefixes of bytes."""
+    """Token ids as bytes of fixed width: a prefix of a list is a prefix of its bytes."""
     return array("q", tokens).tobytes()

@@ -1,8 +1,7 @@
-"""Messages to tokens and back.
+"""Formats: messages to tokens and back.
 
-Owns the protocol that the tool loop and the endpoint speak, and its two implementations: chat
-models by the `renderers` package, and plain text by functions of the environment. Both go on from
-the exact tokens that were sampled; neither tokenises a sampled answer again while it needn't.
+Owns the protocol that the tool loop and the endpoint use, and two implementations: chat models
+through the `renderers` package, and plain text. Both extend the exact sampled tokens.
 """
 
 import json
@@ -15,23 +14,22 @@ if TYPE_CHECKING:
     from renderers import ParsedToolCall, Renderer, RendererConfig
 
 ToolSpecs = Sequence[dict[str, Any]]
-"""Tools in OpenAI's form, `{"type": "function", "function": {...}}`: the form that models were
-trained on, and the only one used here."""
+"""Tools in OpenAI's form, `{"type": "function", "function": {...}}`."""
 
 
 class FormatError(ValueError):
-    """A format that can't be made; says what to write instead."""
+    """The format can't be created; the message says what to write instead."""
 
 
 class Format(Protocol):
-    """How a conversation looks to the policy."""
+    """How the policy sees a conversation."""
 
     @property
     def stop(self) -> Sequence[str] | None:
-        """Strings that end an answer, besides the model's own end token."""
+        """Strings that end an answer, besides the model's end token."""
 
     def render(self, messages: Sequence[Message], tools: ToolSpecs = ()) -> list[int]:
-        """A whole conversation, up to where the policy answers."""
+        """The prompt tokens of a whole conversation, generation prompt included."""
 
     def extend(
         self,
@@ -40,21 +38,19 @@ class Format(Protocol):
         new: Sequence[Message],
         tools: ToolSpecs = (),
     ) -> list[int] | None:
-        """The next prompt, which begins with `prompt` and `output` exactly; None if the format
-        can't: then the conversation is rendered anew, and a new segment begins."""
+        """The next prompt: exactly `prompt` and `output`, then the new messages. None if that is
+        impossible; rendering the whole conversation then begins a new segment."""
 
     def parse(self, prompt: Sequence[int], output: Sequence[int], tools: ToolSpecs = ()) -> Reply:
-        """What sampled tokens say. Never raises: what can't be read is text, or a ToolCall with
-        a problem."""
+        """Never raises: unreadable parts become text, or a ToolCall with a problem."""
 
 
 class TextFormat:
     """Plain text, for models without a chat template.
 
-    render: the text of some messages, up to where the policy goes on. The text of a conversation
-    must be that of its parts in a row: `render(a + b) == render(a) + render(b)`.
-    parse: what the text of an answer says, without special tokens.
-    stop: strings that end an answer, where it isn't the model's end token.
+    render: text of messages, generation prompt included. Must be additive:
+    `render(a + b) == render(a) + render(b)`. parse: reads an answer's text (no special tokens).
+    stop: strings that end an answer, if not the model's end token.
     """
 
     def __init__(
@@ -90,27 +86,22 @@ class TextFormat:
 
 
 class RendererFormat:
-    """A chat model's own format, by the `renderers` package.
+    """A chat model's format, through the `renderers` package.
 
-    config: one of its typed configurations, or the same as a mapping, as a run's `extras` hold it:
-    `{"name": "qwen3", "enable_thinking": false}`. The model's family has to be named: a guess by
-    the tokenizer's name would fall back to a renderer that knows neither tool calls nor how to
-    go on from sampled tokens.
-
-    Raises:
-        FormatError: the configuration is wrong, or doesn't fit the tokenizer.
+    config: one of its typed configurations, or a mapping such as
+    `{"name": "qwen3", "enable_thinking": false}`. The name is required: a wrong guess would give a
+    renderer without tool calls and extension. Raises FormatError.
     """
 
     stop: Sequence[str] | None = None
-    """The model's end tokens are the server's to know. Passed as strings, they might be left out
-    of the sampled tokens."""
+    """The server knows the end tokens; as stop strings they might be missing from the samples."""
 
     def __init__(self, tokenizer: Any, config: "RendererConfig | Mapping[str, Any]") -> None:
         self._renderer = _renderer(tokenizer, config)
 
     def render(self, messages: Sequence[Message], tools: ToolSpecs = ()) -> list[int]:
         ids = self._renderer.render_ids(
-            _readable(messages), tools=_specs(tools), add_generation_prompt=True
+            _normalized(messages), tools=_specs(tools), add_generation_prompt=True
         )
         return list(ids)
 
@@ -122,7 +113,7 @@ class RendererFormat:
         tools: ToolSpecs = (),
     ) -> list[int] | None:
         bridged = self._renderer.bridge_to_next_turn(
-            list(prompt), list(output), _readable(new), tools=_specs(tools)
+            list(prompt), list(output), _normalized(new), tools=_specs(tools)
         )
         return None if bridged is None else list(bridged.token_ids)
 
@@ -150,7 +141,7 @@ def _tool_call(parsed: "ParsedToolCall") -> ToolCall:
     problem = _PROBLEMS.get(parsed.status.value)
     arguments = parsed.arguments
     if isinstance(arguments, str):
-        arguments = _object(arguments)
+        arguments = _json_object(arguments)
     elif not isinstance(arguments, dict):
         arguments = None
     if problem is None and parsed.status.value != "ok":
@@ -160,7 +151,7 @@ def _tool_call(parsed: "ParsedToolCall") -> ToolCall:
     return ToolCall(parsed.name, arguments, parsed.raw, problem, parsed.id)
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _json_object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except ValueError:
@@ -168,25 +159,24 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _readable(messages: Sequence[Message]) -> Any:
-    """Messages as renderers take them: content is never None, and arguments are objects, since
-    templates write them out value by value."""
-    return [_with_objects(message) for message in messages]
+def _normalized(messages: Sequence[Message]) -> Any:
+    """Messages as renderers need them: content isn't None, and arguments are objects."""
+    return [_normalized_message(message) for message in messages]
 
 
-def _with_objects(message: Message) -> Message:
-    readable = message | {"content": message.get("content") or ""}
+def _normalized_message(message: Message) -> Message:
+    normalized = message | {"content": message.get("content") or ""}
     if calls := message.get("tool_calls"):
-        readable["tool_calls"] = [_with_object(call) for call in calls]
-    return readable
+        normalized["tool_calls"] = [_normalized_call(call) for call in calls]
+    return normalized
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+def _normalized_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments")
-    read = _object(arguments) if isinstance(arguments, str) else arguments
-    # What isn't an object stays as it was written: it is what the policy said.
-    return call | {"function": function | {"arguments": arguments if read is None else read}}
+    parsed = _json_object(arguments) if isinstance(arguments, str) else arguments
+    # Text that isn't a JSON object stays as the policy wrote it.
+    return call | {"function": function | {"arguments": arguments if parsed is None else parsed}}
 
 
 def _specs(tools: ToolSpecs) -> Any:
@@ -200,7 +190,7 @@ def _renderer(tokenizer: Any, config: "RendererConfig | Mapping[str, Any]") -> "
     name = config.get("name") if isinstance(config, Mapping) else getattr(config, "name", None)
     if name in (None, "auto"):
         raise FormatError(
-            "name the model's renderer, for example {'name': 'qwen3'}; there are "
+            "name the model's renderer, for example {'name': 'qwen3'}; available: "
             f"{', '.join(_names())}"
         )
     try:
@@ -209,16 +199,16 @@ def _renderer(tokenizer: Any, config: "RendererConfig | Mapping[str, Any]") -> "
     except ValidationError as error:
         if any(e["type"] == "union_tag_invalid" for e in error.errors()):
             raise FormatError(
-                f"there is no renderer {name!r}; there are {', '.join(_names())}"
+                f"there is no renderer {name!r}; available: {', '.join(_names())}"
             ) from None
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()
         )
         raise FormatError(f"renderer {name!r}: {problems}") from None
     except (AssertionError, ImportError, ValueError) as error:
-        where = getattr(tokenizer, "name_or_path", "unnamed")
+        tokenizer_name = getattr(tokenizer, "name_or_path", "unnamed")
         raise FormatError(
-            f"renderer {name!r} doesn't fit the tokenizer {where!r}: {error}"
+            f"renderer {name!r} doesn't fit the tokenizer {tokenizer_name!r}: {error}"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """An HTTP server on 127.0.0.1 for the rollouts of this process.
 
-One per event loop, for as long as somebody uses it, on a port that was free. Owns its life and the
-way from a path's first part to who answers it. Doesn't own what is answered (endpoint.py).
+One server per event loop, on a free port, while it has users. Owns its lifetime and the dispatch by
+the first part of the path. Doesn't own the handlers (endpoint.py).
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-Answer = Callable[[Request, str], Awaitable[Response]]
-"""Answers a request; the second argument is the path without its first part."""
+Handler = Callable[[Request, str], Awaitable[Response]]
+"""The second argument is the path without its first part."""
 
 _servers: "WeakKeyDictionary[asyncio.AbstractEventLoop, LocalServer]" = WeakKeyDictionary()
 
 
 @asynccontextmanager
 async def local_server() -> AsyncIterator["LocalServer"]:
-    """The server of this event loop; it runs while anybody is inside of such a block."""
+    """The server of this event loop; it runs while at least one such block is open."""
     loop = asyncio.get_running_loop()
     server = _servers.get(loop)
     if server is None:
@@ -41,13 +41,13 @@ async def local_server() -> AsyncIterator["LocalServer"]:
 
 
 class LocalServer:
-    """Listens from its construction on."""
+    """Listens from construction until `close`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.users = 0
-        self._answers: dict[str, Answer] = {}
+        self._handlers: dict[str, Handler] = {}
         self._server = _Server(
             uvicorn.Config(
                 self._app,
@@ -59,18 +59,18 @@ class LocalServer:
                 timeout_graceful_shutdown=1,
             )
         )
-        # It outlives the completion that needed it first, and isn't part of it.
+        # A fresh context: the server outlives the completion that started it.
         serving = self._server.serve(sockets=[listener])
         self._task = loop.create_task(serving, context=Context())
 
     @contextmanager
-    def mounted(self, name: str, answer: Answer) -> Iterator[None]:
-        """Let requests to `/<name>/...` be answered while the block runs."""
-        self._answers[name] = answer
+    def mounted(self, name: str, handler: Handler) -> Iterator[None]:
+        """Send requests for `/<name>/...` to `handler` inside the block."""
+        self._handlers[name] = handler
         try:
             yield
         finally:
-            del self._answers[name]
+            del self._handlers[name]
 
     async def close(self) -> None:
         self._server.should_exit = True
@@ -81,17 +81,17 @@ class LocalServer:
             return
         request = Request(scope, receive)
         name, _, rest = request.url.path.lstrip("/").partition("/")
-        answer = self._answers.get(name)
-        if answer is None:
-            gone = {"error": {"message": "no completion that runs has this address"}}
-            response: Response = JSONResponse(gone, 404)
+        handler = self._handlers.get(name)
+        if handler is None:
+            error = {"error": {"message": "no running completion has this address"}}
+            response: Response = JSONResponse(error, 404)
         else:
-            response = await answer(request, rest)
+            response = await handler(request, rest)
         await response(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the process it is in."""
+    """Leaves signals to its process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[Any]:

@@ -1,7 +1,7 @@
-"""Messages of a conversation, and what a sampled answer says.
+"""Messages of a conversation, and parsed answers.
 
-Owns the types between formats (formats.py), the tool loop and the endpoint. Messages have OpenAI's
-form, which is what renderers, harnesses and chat templates share.
+Owns the types shared by formats (formats.py), the tool loop and the endpoint. Messages have
+OpenAI's form, which renderers, harnesses and chat templates share.
 """
 
 import json
@@ -9,18 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Message = dict[str, Any]
-"""`role` and `content`; where they apply `tool_calls`, `tool_call_id`, `name` and
+"""`role` and `content`, and optionally `tool_calls`, `tool_call_id`, `name`,
 `reasoning_content`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the policy made, or tried to make.
-
-    name, arguments: None where they couldn't be read. raw: the call as it was written.
-    problem: why it can't be run, in words for the policy; None if it can.
-    id: by which its result refers to it; None where the format has none.
-    """
+    """name, arguments: None if unreadable. raw: the sampled text. problem: for the policy, why the
+    call can't be run; None if it can. id: referenced by the result; None if the format has none."""
 
     name: str | None
     arguments: dict[str, Any] | None
@@ -31,15 +27,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A sampled answer, read: text, tool calls in their order, and reasoning where it is apart."""
+    """A parsed answer: text, tool calls in order, and reasoning if the format separates it."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
 
     def as_message(self) -> Message:
-        """The assistant's message. A call that can't be run stays in the text, as it was written:
-        there is no other form for it."""
+        """The assistant message. A call that can't be run stays in the text as sampled."""
         broken = [call.raw for call in self.tool_calls if call.problem is not None]
         text = "\n".join(part for part in (self.content, *broken) if part)
         message: Message = {"role": "assistant", "content": text}
@@ -51,17 +46,15 @@ class Reply:
 
 @dataclass
 class CallIds:
-    """Ids for the tool calls of one completion: unique in it, since by them a result finds its
-    call, and the same in every attempt."""
+    """Tool call ids, unique within a completion and the same in every attempt."""
 
-    _seen: int = 0
+    _count: int = 0
 
-    def given(self, reply: Reply) -> Reply:
-        """The answer with an id on every call; those that have one keep it."""
+    def assign(self, reply: Reply) -> Reply:
         calls = []
         for call in reply.tool_calls:
-            calls.append(replace(call, id=call.id or f"call_{self._seen}"))
-            self._seen += 1
+            calls.append(replace(call, id=call.id or f"call_{self._count}"))
+            self._count += 1
         return replace(reply, tool_calls=tuple(calls))
 
 
@@ -71,6 +64,5 @@ def _as_part(call: ToolCall) -> dict[str, Any]:
 
 
 def tool_message(call: ToolCall, content: str) -> Message:
-    """The result of a tool call, or the complaint about it."""
     message: Message = {"role": "tool", "tool_call_id": call.id or "", "content": content}
     return message | ({"name": call.name} if call.name else {})

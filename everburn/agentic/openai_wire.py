@@ -1,7 +1,7 @@
-"""OpenAI's chat completions on the wire: requests in, answers and events out.
+"""OpenAI's chat completions wire format: requests in, answers and events out.
 
-Owns which fields are understood, which are refused because an answer without them would be another
-one, and the shapes of answers. Doesn't own where answers come from (endpoint.py).
+Owns the supported and the refused request fields, and the shapes of answers. Doesn't own how
+answers are made (endpoint.py).
 """
 
 import json
@@ -22,11 +22,11 @@ _REFUSED = {
     "audio": (),
     "prediction": (),
 }
-"""Fields that ask for another kind of answer, with the values that don't."""
+"""Unsupported fields that would change the answer, with their harmless values."""
 
 
 class RequestError(ValueError):
-    """A request that isn't answered; `param` is the field that is wrong."""
+    """An invalid request; `param` is the wrong field."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -35,8 +35,8 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a harness asks. Its temperature, top_p and seed aren't here: a policy is trained on
-    samples of its own distribution, which the run's settings say."""
+    """A request of a harness. temperature, top_p and seed are ignored: the run's settings define
+    the distribution that is sampled and trained."""
 
     model: str
     messages: list[Message]
@@ -49,7 +49,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One answer. message: as the assistant's. prompt_tokens, completion_tokens: counts."""
+    """One answer. message: the assistant message. prompt_tokens, completion_tokens: counts."""
 
     id: str
     created: int
@@ -74,7 +74,6 @@ class ChatAnswer:
         }
 
     def body(self) -> dict[str, Any]:
-        """The answer in one piece."""
         choice = {
             "index": 0,
             "message": self.message,
@@ -84,7 +83,7 @@ class ChatAnswer:
         return self._head("chat.completion") | {"choices": [choice], "usage": self.usage}
 
     def events(self, usage: bool) -> Iterator[str]:
-        """The answer as server-sent events. It is whole before the first one is sent."""
+        """The answer as server-sent events, sent after sampling has finished."""
         for delta in self._deltas():
             yield self._event([{"index": 0, "delta": delta, "finish_reason": None}])
         yield self._event([{"index": 0, "delta": {}, "finish_reason": self.finish_reason}])
@@ -117,7 +116,7 @@ def parse_request(body: object) -> ChatRequest:
     for field, harmless in _REFUSED.items():
         value = body.get(field)
         if value is not None and value not in harmless:
-            raise RequestError(f"{field}={value!r} isn't supported here", field)
+            raise RequestError(f"{field}={value!r} isn't supported", field)
     tools = [] if body.get("tool_choice") == "none" else _list(body, "tools")
     for tool in tools:
         if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
@@ -129,7 +128,7 @@ def parse_request(body: object) -> ChatRequest:
         messages=_messages(body),
         tools=tools,
         max_tokens=_count(body, "max_completion_tokens") or _count(body, "max_tokens"),
-        stop=[stop] if isinstance(stop, str) else [str(each) for each in stop],
+        stop=[stop] if isinstance(stop, str) else list(map(str, stop)),
         stream=bool(body.get("stream")),
         stream_usage=bool(options.get("include_usage")),
     )
@@ -139,8 +138,9 @@ def error_body(message: str, kind: str, param: str | None, code: str | None) -> 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def said(message: Message) -> object:
-    """What tells messages apart, whatever a harness adds or leaves out when it sends them back."""
+def comparable(message: Message) -> object:
+    """The parts of a message that identify it when a harness sends it back, possibly with fields
+    added or removed."""
     calls = [
         (call.get("id"), call["function"]["name"], _value(call["function"].get("arguments")))
         for call in message.get("tool_calls") or ()
@@ -161,21 +161,23 @@ def _message(message: object, where: str) -> Message:
     role = message.get("role")
     role = "system" if role == "developer" else role
     if role not in ROLES:
-        raise RequestError(f"{where}.role is {role!r}; there are {', '.join(ROLES)}", "messages")
-    read: Message = {"role": role, "content": _text(message.get("content"), where)}
+        raise RequestError(
+            f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}", "messages"
+        )
+    parsed: Message = {"role": role, "content": _text(message.get("content"), where)}
     for field in ("tool_call_id", "name", "reasoning_content"):
         if message.get(field) is not None:
-            read[field] = message[field]
+            parsed[field] = message[field]
     if calls := message.get("tool_calls"):
-        read["tool_calls"] = [_call(call, where) for call in calls]
-    return read
+        parsed["tool_calls"] = [_call(call, where) for call in calls]
+    return parsed
 
 
 def _call(call: object, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(
-            f"{where}.tool_calls holds {call!r}, which names no function", "messages"
+            f"{where}.tool_calls contains {call!r}, which names no function", "messages"
         )
     assert isinstance(call, dict)
     return {"id": call.get("id") or "", "type": "function", "function": function}
@@ -189,7 +191,7 @@ def _text(content: object, where: str) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        raise RequestError(f"{where}.content holds something else than text", "messages")
+        raise RequestError(f"{where}.content must be text", "messages")
     return "".join(map(str, texts))
 
 
@@ -205,12 +207,12 @@ def _count(body: Mapping[str, Any], field: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RequestError(f"{field} must be a whole number above zero", field)
+        raise RequestError(f"{field} must be a positive integer", field)
     return value
 
 
 def _value(arguments: object) -> object:
-    """Arguments that are written differently may be the same."""
+    """Arguments in canonical JSON if they are JSON: equal values may be written differently."""
     try:
         return json.dumps(json.loads(str(arguments)), sort_keys=True)
     except ValueError:

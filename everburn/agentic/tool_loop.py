@@ -1,13 +1,11 @@
-"""The tool loop: ask the policy, run the tools that it calls, tell it what they said, ask again.
+"""The tool loop: sample the policy, run the tools that it calls, add their results, repeat.
 
-Owns the order of turns, the limits, and how an episode ends: each way has its name. Doesn't own
-how messages become tokens (formats.py), what tools do (tools.py) or which tokens are trained
-(assembly.py).
+Owns the order of turns, the limits and the end of an episode. Doesn't own tokens (formats.py),
+tools (tools.py) or segments (assembly.py).
 
-A completion that is run again gets its finished sampling calls back
-(everburn/rollouts/call_log.py), as long as its prompts are the same. Its tools are run again, which
-rebuilds the environment's state; so a completion killed in turn n goes on in turn n if its tools
-answer as they did.
+A retried completion reuses its finished sampling calls (everburn/rollouts/call_log.py) while its
+prompts are unchanged. Its tools run again, which rebuilds the environment's state: a completion
+killed in turn n continues in turn n if its tools are deterministic.
 """
 
 import asyncio
@@ -29,13 +27,13 @@ from everburn.rollouts.contract import (
 
 T = TypeVar("T")
 
-Ended = Literal["reply", "done", "turns", "seconds", "tokens", "truncated", "context"]
-"""How an episode ended.
+EndReason = Literal["reply", "done", "turns", "seconds", "tokens", "truncated", "context"]
+"""Why an episode ended.
 
-reply: the policy answered without a tool call, and the environment had nothing to say.
-done: a tool or the environment ended it. turns, seconds, tokens: a limit of the loop.
-truncated: an answer was cut off at max_tokens; its tool calls weren't run.
-context: the next prompt leaves no room within max_seq_len.
+reply: an answer without a tool call, to which the environment didn't respond. done: a tool or the
+environment ended it. turns, seconds, tokens: a limit of the loop. truncated: an answer was cut off
+at max_tokens; its tool calls weren't run. context: the next prompt leaves no room within
+max_seq_len.
 """
 
 MaybeAwaitable: TypeAlias = T | Awaitable[T]
@@ -44,10 +42,10 @@ Answer = str | ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where an episode ends at the latest.
+    """Limits of an episode.
 
-    turns: sampling calls. seconds: of the whole episode. tokens: sampled in all turns together.
-    tool_seconds: of one tool call; one that takes longer has failed.
+    turns: sampling calls. seconds: the whole episode. tokens: sampled tokens of all turns.
+    tool_seconds: one tool call; a slower call counts as failed.
     """
 
     turns: int = 16
@@ -59,30 +57,25 @@ class Limits:
         for name in ("turns", "seconds", "tokens", "tool_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"Limits.{name} is {value}; it must be above zero")
+                raise ValueError(f"Limits.{name} is {value}; it must be positive")
 
 
 @dataclass(slots=True)
 class Episode:
-    """What happened between the policy and its environment.
-
-    messages: the whole conversation. calls: the sampling calls, exact tokens. ended: how.
-    tool_calls: those that were run. malformed: those that couldn't be. failed: of those run,
-    those that raised or took too long.
-    """
+    """A conversation between the policy and its environment. tool_calls: number of calls that were
+    run. malformed: that couldn't be run. failed: that raised or timed out."""
 
     messages: list[Message]
     calls: list[Call] = field(default_factory=list)
-    ended: Ended = "reply"
+    ended: EndReason = "reply"
     tool_calls: int = 0
     malformed: int = 0
     failed: int = 0
 
     @property
     def answer(self) -> str:
-        """The text of the policy's last answer."""
-        said = [m["content"] for m in self.messages if m["role"] == "assistant"]
-        return str(said[-1]) if said else ""
+        answers = [m["content"] for m in self.messages if m["role"] == "assistant"]
+        return str(answers[-1]) if answers else ""
 
     @property
     def sampled_tokens(self) -> int:
@@ -94,11 +87,11 @@ class Episode:
         info: dict[str, Any] | None = None,
         on_branch: OnBranch = "split",
     ) -> RolloutRun:
-        """The rollout, with its reward. `info` comes on top of what the loop has counted.
+        """The rollout, with its reward. `info` is added to the loop's counts.
 
         Raises:
-            RecoverableRolloutError: the time ran out before anything was sampled.
-            TraceIntegrityError: under "reject", a conversation that had to be rendered anew.
+            RecoverableRolloutError: time ran out before anything was sampled.
+            TraceIntegrityError: under "reject", the conversation had to be rendered again.
         """
         assembled = assemble(self.calls, reward, on_branch)
         if not assembled.segments:
@@ -111,22 +104,22 @@ class Episode:
             "failed_calls": self.failed,
             "boundaries": assembled.boundaries.as_info(),
         }
-        # Where the answer is all tool call, the sampled text says more.
+        # Without text, None shows the sampled tokens.
         return RolloutRun(assembled.segments, self.answer or None, counts | (info or {}))
 
 
-def say_what_is_wrong(call: ToolCall) -> Answer:
-    """The usual answer to a tool call that can't be run."""
+def answer_malformed(call: ToolCall) -> Answer:
+    """Default answer to a tool call that can't be run."""
     return f"Error: the call of {call.name or 'a tool'} can't be run: {call.problem}."
 
 
-def say_what_failed(call: ToolCall, error: Exception) -> Answer:
-    """The usual answer to a tool call that raised or took too long."""
+def answer_failure(call: ToolCall, error: Exception) -> Answer:
+    """Default answer to a tool call that raised or timed out."""
     return f"Error: {call.name} failed: {type(error).__name__}: {error}"
 
 
 def end_at_reply(reply: Reply) -> Answer | None:
-    """The usual answer to a reply without tool calls: none, the episode ends."""
+    """Default for a reply without tool calls: the episode ends."""
     return None
 
 
@@ -137,24 +130,22 @@ async def run_tool_loop(
     tools: Sequence[Tool | ToolFunction] = (),
     limits: Limits = Limits(),
     sampling: dict[str, Any] | None = None,
-    on_malformed: Callable[[ToolCall], MaybeAwaitable[Answer]] = say_what_is_wrong,
-    on_failure: Callable[[ToolCall, Exception], MaybeAwaitable[Answer]] = say_what_failed,
+    on_malformed: Callable[[ToolCall], MaybeAwaitable[Answer]] = answer_malformed,
+    on_failure: Callable[[ToolCall, Exception], MaybeAwaitable[Answer]] = answer_failure,
     on_reply: Callable[[Reply], MaybeAwaitable[Answer | None]] = end_at_reply,
 ) -> Episode:
-    """Let the policy act until the episode ends.
+    """Run an episode.
 
-    tools: functions, or `Tool`s made of them. Calls of one answer are run one after another.
-    sampling: settings of `sampler.sample` on top of the run's.
-    on_malformed: answers a call that can't be read, names no tool or doesn't fit its parameters.
-    on_failure: answers a call whose tool raised, or took longer than `tool_seconds` (TimeoutError).
-    on_reply: answers what calls no tool; None ends the episode.
-    Each may be async, return text or a ToolResult that ends the episode, or raise.
+    tools: calls of one answer run one after another. sampling: overrides the run's settings.
+    on_malformed: answers a call that can't be parsed, names no tool or has invalid arguments.
+    on_failure: answers a call whose tool raised or timed out (TimeoutError). on_reply: answers a
+    reply without tool calls; None ends the episode. Each may be async, return text or a ToolResult
+    (which can end the episode), or raise.
 
     Raises:
         PromptTooLongError: the first prompt leaves no room.
-        RecoverableRolloutError: whatever a tool raises of it isn't the policy's fault, and isn't
-            answered.
-        Whatever sampling and the `on_...` functions raise.
+        RecoverableRolloutError: from a tool; not the policy's fault, so not answered.
+        Errors of sampling and of the `on_...` functions.
     """
     loop = _ToolLoop(
         setup,
@@ -179,8 +170,6 @@ async def run_tool_loop(
 
 @dataclass(slots=True)
 class _ToolLoop:
-    """One episode in progress."""
-
     setup: RolloutSetup
     format: Format
     tools: dict[str, Tool]
@@ -192,7 +181,7 @@ class _ToolLoop:
     episode: Episode
     ids: CallIds = field(default_factory=CallIds)
 
-    async def turns(self) -> Ended:
+    async def turns(self) -> EndReason:
         episode, specs = self.episode, [tool.spec for tool in self.tools.values()]
         prompt = self.format.render(episode.messages, specs)
         while True:
@@ -200,30 +189,29 @@ class _ToolLoop:
             if ended is not None:
                 return ended
             last = episode.calls[-1]
-            reply = self.ids.given(self.format.parse(prompt, last.tokens, specs))
+            reply = self.ids.assign(self.format.parse(prompt, last.tokens, specs))
             episode.messages.append(reply.as_message())
             if last.truncated:
                 return "tokens" if self._tokens_left() == 0 else "truncated"
-            known = len(episode.messages)
+            count = len(episode.messages)
             ended = await self._answer(reply)
             if ended is not None:
                 return ended
-            new = episode.messages[known:]
+            new = episode.messages[count:]
             extended = self.format.extend(prompt, last.tokens, new, specs)
             if extended is None:
                 extended = self.format.render(episode.messages, specs)
             prompt = extended
 
-    async def _sample(self, prompt: list[int]) -> Ended | None:
-        """One sampling call, unless a limit forbids it."""
+    async def _sample(self, prompt: list[int]) -> EndReason | None:
         if len(self.episode.calls) >= self.limits.turns:
             return "turns"
-        left = self._tokens_left()
-        if left == 0:
+        tokens_left = self._tokens_left()
+        if tokens_left == 0:
             return "tokens"
         settings = {"stop": self.format.stop} | self.sampling
-        if left is not None:
-            settings["max_tokens"] = min(settings["max_tokens"], left)
+        if tokens_left is not None:
+            settings["max_tokens"] = min(settings["max_tokens"], tokens_left)
         try:
             sample = await self.setup.sampler.sample(prompt, **settings)
         except PromptTooLongError:
@@ -238,13 +226,13 @@ class _ToolLoop:
             return None
         return max(0, self.limits.tokens - self.episode.sampled_tokens)
 
-    async def _answer(self, reply: Reply) -> Ended | None:
-        """What the environment says to an answer, as messages."""
+    async def _answer(self, reply: Reply) -> EndReason | None:
+        """Append the environment's messages in answer to a reply."""
         if not reply.tool_calls:
-            said: Answer | None = await _awaited(self.on_reply(reply))
-            if said is None:
+            answer: Answer | None = await _awaited(self.on_reply(reply))
+            if answer is None:
                 return "reply"
-            result = _as_result(said)
+            result = _as_result(answer)
             self.episode.messages.append({"role": "user", "content": result.content})
             return "done" if result.done else None
         for call in reply.tool_calls:
@@ -258,7 +246,7 @@ class _ToolLoop:
         tool = self.tools.get(call.name or "")
         if call.problem is None and tool is None:
             call = replace(
-                call, problem=f"there is no such tool; there are {', '.join(self.tools)}"
+                call, problem=f"there is no such tool; available: {', '.join(self.tools)}"
             )
         if call.problem is None and tool is not None:
             try:

@@ -1,8 +1,7 @@
-"""Tools: what the policy calls by name, Python functions above all.
+"""Tools that the policy calls by name, mostly Python functions.
 
-Owns what a function's signature says of a tool (name, description, JSON schema), the check of
-arguments against it, and the call itself. Doesn't own when tools are called or how their failures
-are answered (tool_loop.py).
+Owns the specification from a function's signature, the check of arguments, and the call. Doesn't
+own the answers to failures (tool_loop.py).
 """
 
 import inspect
@@ -19,7 +18,7 @@ from everburn.usercode.threads import in_thread
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool answers. done: the episode ends here; the policy isn't asked again."""
+    """The answer of a tool. done: ends the episode."""
 
     content: str
     done: bool = False
@@ -30,16 +29,13 @@ ToolCaller = Callable[[dict[str, Any]], Awaitable[ToolResult]]
 
 
 class ToolArgumentsError(ValueError):
-    """Arguments that a tool doesn't take; the message says which and why."""
+    """Invalid arguments of a tool call; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as the policy sees it: a function (`Tool.of`), or whatever answers calls.
-
-    spec: in OpenAI's form. call: answers what the policy wrote; raises ToolArgumentsError where
-    that doesn't fit.
-    """
+    """A tool as the policy sees it. spec: in OpenAI's form. call: takes the policy's arguments;
+    raises ToolArgumentsError if they are invalid."""
 
     name: str
     spec: dict[str, Any]
@@ -47,10 +43,8 @@ class Tool:
 
     @classmethod
     def of(cls, function: ToolFunction, name: str | None = None) -> "Tool":
-        """A tool of a function: its name, docstring and annotated parameters.
-
-        The function may block: it runs on a thread of its own. It may be async, and then may
-        not block.
+        """A tool made from a function's name, docstring and annotated parameters. A plain function
+        runs on its own thread and may block; an async function must not.
 
         Raises:
             TypeError: a parameter isn't annotated, or can't be passed by name.
@@ -66,7 +60,7 @@ class Tool:
     def described(
         cls, name: str, description: str, parameters: dict[str, Any], call: ToolCaller
     ) -> "Tool":
-        """A tool of something else; parameters: the JSON schema of its arguments."""
+        """A tool that isn't a function. parameters: JSON schema of its arguments."""
         function = {"name": name, "description": description, "parameters": parameters}
         return cls(name, {"type": "function", "function": function}, call)
 
@@ -75,11 +69,11 @@ async def _call(
     function: ToolFunction, model: type[BaseModel], arguments: dict[str, Any]
 ) -> ToolResult:
     try:
-        read = model.model_validate(arguments)
+        validated = model.model_validate(arguments)
     except ValidationError as error:
         problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ToolArgumentsError("; ".join(problems)) from None
-    values = {name: getattr(read, name) for name in type(read).model_fields}
+    values = {name: getattr(validated, name) for name in model.model_fields}
     if inspect.iscoroutinefunction(function):
         answer = await function(**values)
     else:
@@ -90,7 +84,7 @@ async def _call(
 
 
 class _Untitled(GenerateJsonSchema):
-    """Without the titles that pydantic makes of names: each costs tokens in every prompt."""
+    """Omits pydantic's titles, which would cost tokens in every prompt."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

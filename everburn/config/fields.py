@@ -18,7 +18,7 @@ from everburn.config.provisioning import DeploymentResource, TrainerResource
 from everburn.config.sources import AdvantageSource, DatasetSource, Entrypoint, LossSource
 from everburn.learning.losses import (
     Clip,
-    Settings,
+    LossConfig,
     clip_of,
     effective_settings,
 )
@@ -152,7 +152,9 @@ class RunFields(BaseModel):
         default="grpo",
         description="One of the service, or `loss(data, logprobs, **kwargs) -> (loss, metrics)`.",
     )
-    loss_config: Settings = Field(default_factory=dict, description="The service's loss_fn_config.")
+    loss_config: LossConfig = Field(
+        default_factory=dict, description="The service's loss_fn_config."
+    )
     router_replay: bool = Field(
         default=False,
         description="Of models with experts: train with the routing that sampling used.",
@@ -251,7 +253,7 @@ class RunFields(BaseModel):
         return [each for each in named if isinstance(each, Entrypoint)]
 
     @property
-    def sent_loss_config(self) -> Settings:
+    def sent_loss_config(self) -> LossConfig:
         """The loss's settings with the defaults that are sent explicitly."""
         return effective_settings(self.loss, self.loss_config) if isinstance(self.loss, str) else {}
 

@@ -1,2 +1,2 @@
-"""From rollouts to what a trainer is sent, and what its answers say: group completion, advantages
-(IGPO's, too), losses by name, datums, submissions, schedules, diagnostics."""
+"""From rollouts to trainer requests: groups, advantages, IGPO, losses, datums, submissions,
+schedules, diagnostics."""

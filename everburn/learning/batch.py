@@ -1,9 +1,8 @@
 """Prepared batches: advantages per token, computed by the user's `prepare_batch`.
 
-Owns what the function is given, the validation of what it returns, and the file in which that is
-kept: written once per batch, so that a redo, a replay and `everburn verify` use what was recorded
-and never call the function again. Doesn't own when a batch is sealed (the workflow), the forward
-pass behind `Batch.logprobs` (trainers/) or datums (datums.py).
+Owns the function's input, the validation of its result, and the file that stores it, so that a
+redo, a replay and `everburn verify` never call the function again. Doesn't own when a batch is
+sealed (the workflow), the forward pass (trainers/) or datums (datums.py).
 """
 
 import inspect
@@ -29,12 +28,12 @@ Score = Callable[[list[list[int]]], Awaitable[list[list[float]]]]
 
 
 class InvalidBatchError(ValueError):
-    """`prepare_batch` returned what can't be trained on. Fatal: it would do so again."""
+    """`prepare_batch` returned an invalid result. Fatal: a retry would return the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCompletion:
-    """A surviving completion. advantage: what the run's advantage function gave it."""
+    """A surviving completion. advantage: from the run's advantage function."""
 
     completion: int
     reward: float
@@ -44,7 +43,7 @@ class BatchCompletion:
 
 @dataclass(frozen=True, slots=True)
 class BatchGroup:
-    """An accepted prompt group. row: its dataset row. version: the policy it was admitted at."""
+    """An accepted prompt group. row: dataset row. version: policy version at admission."""
 
     cursor: int
     version: int
@@ -56,10 +55,9 @@ class BatchGroup:
 class Batch:
     """The sealed batch of one optimizer step, as `prepare_batch(batch, **kwargs)` receives it.
 
-    The function, plain or async, returns an advantage for every segment, as
-    `result[group][completion][segment]`, in the order of this batch: one number for all trained
-    tokens of the segment, or one number per token of the segment (those of untrained tokens are
-    ignored). Segments whose advantages are all zero aren't sent to the trainer.
+    The function, plain or async, returns `result[group][completion][segment]` in the order of this
+    batch: one advantage for all trained tokens of the segment, or one per token (those of untrained
+    tokens are ignored). Segments whose advantages are all zero aren't sent to the trainer.
     """
 
     step: int
@@ -69,23 +67,21 @@ class Batch:
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Logprobs under the policy that this step trains, in one `forward` request.
 
-        Returns, per sequence of n token ids, the n-1 logprobs of its tokens after the first, each
-        given all tokens before it (nats, at temperature 1). Sequences have at least two tokens.
-
-        An error of the trainer is raised again once the function ends, whatever it makes of it:
-        advantages that were computed without the scores must not be kept.
+        Returns, per sequence of n >= 2 token ids, the logprobs of the n-1 tokens after the first
+        (nats, at temperature 1). An error of the trainer is raised again when the user function
+        ends, even if it was caught: advantages computed without the scores must not be stored.
         """
-        wanted = [list(map(int, sequence)) for sequence in sequences]
-        if not wanted:
+        token_ids = [list(map(int, sequence)) for sequence in sequences]
+        if not token_ids:
             return []
-        for index, sequence in enumerate(wanted):
+        for index, sequence in enumerate(token_ids):
             if len(sequence) < 2:
                 raise ValueError(f"sequence {index} has {len(sequence)} token(s); two are needed")
-        return await self._score(wanted)
+        return await self._score(token_ids)
 
 
 class SegmentKey(NamedTuple):
-    """Names a segment within a run."""
+    """Identifies a segment within a run."""
 
     group: GroupKey
     completion: int
@@ -93,7 +89,7 @@ class SegmentKey(NamedTuple):
 
 
 SegmentAdvantages = Mapping[SegmentKey, Sequence[float]]
-"""Advantages of segments, one per token."""
+"""Advantages per segment and token."""
 
 
 async def prepare_batch(
@@ -104,14 +100,13 @@ async def prepare_batch(
     score: Score,
     user_loop: LimitedLoop,
 ) -> PreparedBatch:
-    """Call the user's function on the batch, and keep its advantages; or find those that were kept.
+    """Call the user's function and store its advantages, unless they are stored already.
 
-    user_loop: where the function runs. Its limit isn't that of reading the batch, or of waiting for
-    a store that is full or fails.
+    user_loop: runs the function; its deadline doesn't cover the store.
 
     Raises:
-        EntrypointError, InvalidBatchError, UserCodeStuckError, and whatever the function raises.
-        StoreError: the store failed for long.
+        EntrypointError, InvalidBatchError, UserCodeStuckError, and the function's own errors.
+        StoreError: the store kept failing.
     """
     store = ArtifactStore.of(run)
     key = prepared_batch_key(step, groups)
@@ -129,7 +124,7 @@ async def prepare_batch(
             columns = await user_loop.run(compute)
         finally:
             scoring.check()
-        # A concurrent writer of a lease that was given up may come first; its file stays.
+        # If a writer of an abandoned lease was faster, its file stays.
         await through_outages(store.put_table, key, columns, _schema())
     return await through_outages(_prepared, store, key)
 
@@ -140,7 +135,7 @@ def _read_batch(
     store = ArtifactStore.of(run)
     manifests = [load_group(store, group) for group in groups]
     rows = stored_rows(run, ROWS_KEY)
-    return manifests, Batch(step, [_batch_group(rows, store, each) for each in manifests], score)
+    return manifests, Batch(step, [_batch_group(rows, store, m) for m in manifests], score)
 
 
 def _prepared(store: ArtifactStore, key: str) -> PreparedBatch:
@@ -155,7 +150,7 @@ def _prepared(store: ArtifactStore, key: str) -> PreparedBatch:
 
 
 class _Scoring:
-    """The trainer's forward pass, and the first error that it ended in."""
+    """The trainer's forward pass; remembers its first error."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
@@ -169,13 +164,13 @@ class _Scoring:
             raise
 
     def check(self) -> None:
-        """Raise that error, if there was one."""
+        """Raise the first error, if any."""
         if self._failure is not None:
             raise self._failure
 
 
 def segment_advantages(store: ArtifactStore, ref: StoredRef) -> SegmentAdvantages:
-    """What `prepare_batch` kept: float32, zero at untrained tokens.
+    """The stored advantages: float32, zero at untrained tokens.
 
     Raises:
         CorruptArtifactError, FileNotFoundError
@@ -191,7 +186,7 @@ def segment_advantages(store: ArtifactStore, ref: StoredRef) -> SegmentAdvantage
 
 
 def _batch_group(rows: list[Row], store: ArtifactStore, manifest: GroupManifest) -> BatchGroup:
-    # An accepted group has members: min_group_size is at least 1.
+    # An accepted group has members, since min_group_size is at least 1.
     row_index = manifest.members[0].row_index
     return BatchGroup(
         cursor=manifest.key.cursor,
@@ -212,22 +207,24 @@ def _batch_group(rows: list[Row], store: ArtifactStore, manifest: GroupManifest)
 def _columns(
     manifests: Sequence[GroupManifest], batch: Batch, result: object, where: str
 ) -> dict[str, list[Any]]:
-    """The result as the columns of its file. Raises InvalidBatchError."""
+    """The user function's result as file columns. Raises InvalidBatchError."""
     columns: dict[str, list[Any]] = {name: [] for name in _schema().names}
-    by_group = _items(result, len(batch.groups), "groups", where)
-    for manifest, group, of_group in zip(manifests, batch.groups, by_group, strict=True):
+    group_results = _items(result, len(batch.groups), "groups", where)
+    for manifest, group, group_result in zip(manifests, batch.groups, group_results, strict=True):
         row = f"{where} · row {group.cursor}"
-        by_completion = _items(of_group, len(group.completions), "completions", row)
-        for one, of_completion in zip(group.completions, by_completion, strict=True):
-            place = f"{row} · completion {one.completion}"
-            segments = one.rollout.segments
-            by_segment = _items(of_completion, len(segments), "segments", place)
-            for index, (segment, given) in enumerate(zip(segments, by_segment, strict=True)):
-                values = _per_token(given, len(segment.tokens), f"{place} · segment {index}")
+        completion_results = _items(group_result, len(group.completions), "completions", row)
+        for completion, completion_result in zip(
+            group.completions, completion_results, strict=True
+        ):
+            place = f"{row} · completion {completion.completion}"
+            segments = completion.rollout.segments
+            advantages = _items(completion_result, len(segments), "segments", place)
+            for index, (segment, advantage) in enumerate(zip(segments, advantages, strict=True)):
+                values = _per_token(advantage, len(segment.tokens), f"{place} · segment {index}")
                 trained = [0, *segment.loss_mask[1:]]
                 columns["cursor"].append(manifest.key.cursor)
                 columns["attempt"].append(manifest.key.attempt)
-                columns["completion"].append(one.completion)
+                columns["completion"].append(completion.completion)
                 columns["segment"].append(index)
                 columns["advantages"].append(
                     [value if flag else 0.0 for value, flag in zip(values, trained, strict=True)]
@@ -235,11 +232,11 @@ def _columns(
     return columns
 
 
-def _per_token(given: Any, tokens: int, where: str) -> list[float]:
-    if isinstance(given, int | float) or getattr(given, "ndim", None) == 0:
-        values = [float(given)] * tokens
+def _per_token(advantage: Any, tokens: int, where: str) -> list[float]:
+    if isinstance(advantage, int | float) or getattr(advantage, "ndim", None) == 0:
+        values = [float(advantage)] * tokens
     else:
-        values = list(map(float, _items(given, tokens, "tokens", where)))
+        values = list(map(float, _items(advantage, tokens, "tokens", where)))
     for position, value in enumerate(values):
         if not math.isfinite(value):
             raise InvalidBatchError(f"{where}: advantage {position} is {value}, not finite")
@@ -247,13 +244,13 @@ def _per_token(given: Any, tokens: int, where: str) -> list[float]:
 
 
 def _items(value: Any, count: int, what: str, where: str) -> list[Any]:
-    """The items of a sequence that must have `count` of them."""
+    """The items of a sequence of length `count`. Raises InvalidBatchError."""
     try:
         items = list(value)
     except TypeError:
         raise InvalidBatchError(
-            f"{where}: prepare_batch returned {type(value).__name__} where a list of {count} "
-            f"{what} is due"
+            f"{where}: prepare_batch returned {type(value).__name__} instead of a list of {count} "
+            f"{what}"
         ) from None
     if len(items) != count:
         raise InvalidBatchError(

@@ -1,7 +1,7 @@
-"""Datums: the trainer-ready arrays of a group's segments.
+"""Datums: trainer-ready arrays of segments.
 
-Owns the shift by one token, the masks and which segments are left out. Doesn't own the SDK's
-types (trainers/) or advantages (advantages.py).
+Owns the shift by one token, the masks and the omission of segments. Doesn't own the SDK's types
+(trainers/) or advantages (advantages.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,11 @@ from everburn.rollouts.contract import RolloutSample
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One segment of n tokens as n-1 predictions; all arrays have length n-1.
+    """One segment of n tokens as n-1 predictions; all fields have length n-1.
 
-    inputs: int64, tokens[:-1]. targets: int64, tokens[1:].
-    logprobs, advantages: float32, of the target; 0 where `mask` is 0.
-    mask: float32, 1 where the target is trained.
-    raw_logprobs: float32, of the model itself as it was sampled from, where the rollout has them.
-    routing: expert routing of each input position, where the rollout has it; not an array.
+    inputs: tokens[:-1]. targets: tokens[1:]. mask: 1 where the target is trained. logprobs,
+    advantages: of the target; 0 where `mask` is 0. raw_logprobs: without sampling settings.
+    routing: expert routing per input position.
     """
 
     inputs: npt.NDArray[np.int64]
@@ -38,20 +36,20 @@ class Datum:
 
 
 def build_datum(segment: RolloutSample, advantage: float | Sequence[float]) -> Datum:
-    """Position i predicts token i+1. advantage: of all trained tokens, or one per token."""
+    """Position i predicts token i+1. advantage: one for all trained tokens, or one per token."""
     tokens = np.asarray(segment.tokens, dtype=np.int64)
     mask = np.asarray(segment.loss_mask, dtype=np.float32)[1:]
     logprobs = np.asarray(segment.logprobs, dtype=np.float32)[1:]
     raw = segment.raw_logprobs
-    given = np.asarray(advantage, dtype=np.float32)
+    advantages = np.asarray(advantage, dtype=np.float32)
     return Datum(
         inputs=tokens[:-1],
         targets=tokens[1:],
         logprobs=logprobs * mask,
-        advantages=mask * (given if given.ndim == 0 else given[1:]),
+        advantages=mask * (advantages if advantages.ndim == 0 else advantages[1:]),
         mask=mask,
         raw_logprobs=None if raw is None else np.asarray(raw, dtype=np.float32)[1:],
-        # The routing by which token i+1 was predicted is that of input position i.
+        # Token i+1 was predicted with the routing of input position i.
         routing=None if segment.routing is None else list(segment.routing)[1:],
     )
 
@@ -61,12 +59,8 @@ def group_datums(
     manifests: Iterable[GroupManifest],
     prepared: SegmentAdvantages | None = None,
 ) -> list[Datum]:
-    """The datums of several groups, in the order of groups, completions and segments.
-
-    prepared: advantages per token, in place of the groups' own. Segments without an advantage
-    other than zero are left out: they train nothing, and their tokens must not count in the
-    normaliser.
-    """
+    """The datums of groups, in order. prepared: replaces the groups' advantages. Segments whose
+    advantages are all zero are omitted: their tokens must not count in the normalization."""
     datums = []
     for manifest in manifests:
         for member in manifest.members:

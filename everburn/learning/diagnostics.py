@@ -1,8 +1,7 @@
-"""How far the trainer's policy is from the one that sampled, over a step's trained tokens.
+"""Distance between the trained policy and the sampling policy, over a step's trained tokens.
 
-Owns the sums over one request and the metrics of a step, with their definitions; all are means of
-what was seen before the step's update. Doesn't own other metrics (docs/metrics.md says whose each
-is). Light: workflows import it.
+Owns the sums over one request and the step's metrics, before the step's update. Light: workflows
+import it.
 """
 
 import math
@@ -17,16 +16,16 @@ if TYPE_CHECKING:
     from everburn.learning.datums import Datum
 
 LOG_RATIO_CAP = 20.0
-"""Log ratios are cut to this distance from 0, so that exp() of them stays finite."""
+"""Log ratios are clamped to +-20, so that their exp() stays finite."""
 
 
 class PolicyDistance(BaseModel):
-    """Sums over one request; `tokens` are its trained tokens.
+    """Sums over one request. tokens: its trained tokens.
 
-    log_ratio, ratio: of d = trainer - rollout logprob, the sums of d and of exp(d). clipped: tokens
-    whose ratio lies outside the loss's clip thresholds; None where it has none. sequences: segments
-    whose raw inference logprobs are known; k1, k3: over these, with e = trainer - raw inference
-    logprob, the sums of the sequence means of e and of exp(e) - e - 1.
+    log_ratio, ratio: sums of d and exp(d), with d = trainer - rollout logprob. clipped: tokens
+    whose ratio is outside the loss's clip thresholds; None without thresholds. sequences: segments
+    with raw inference logprobs. k1, k3: over those, the sums of the sequence means of e and of
+    exp(e) - e - 1, with e = trainer - raw inference logprob.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,21 +42,20 @@ class PolicyDistance(BaseModel):
 def policy_distance(
     datums: Sequence["Datum"], logprobs: Sequence[Sequence[float]], clip: Clip | None
 ) -> PolicyDistance:
-    """The sums over one request. logprobs: the trainer's, per datum and target."""
+    """logprobs: the trainer's, per datum and target."""
     import numpy as np
 
     tokens = sequences = clipped = 0
     log_ratios = ratios = k1 = k3 = 0.0
-    for datum, own in zip(datums, logprobs, strict=True):
+    for datum, values in zip(datums, logprobs, strict=True):
         trained = datum.mask > 0
-        current = np.asarray(own, dtype=np.float64)[trained]
+        current = np.asarray(values, dtype=np.float64)[trained]
         d = np.clip(current - datum.logprobs[trained], -LOG_RATIO_CAP, LOG_RATIO_CAP)
         tokens += len(d)
         log_ratios += float(d.sum())
         ratios += float(np.exp(d).sum())
         if clip is not None:
-            judged = np.full_like(d, d.mean()) if clip.of == "sequence" else d
-            ratio = np.exp(judged)
+            ratio = np.exp(np.full_like(d, d.mean()) if clip.of == "sequence" else d)
             clipped += int(((ratio < clip.low) | (ratio > clip.high)).sum())
         if datum.raw_logprobs is not None:
             e = np.clip(current - datum.raw_logprobs[trained], -LOG_RATIO_CAP, LOG_RATIO_CAP)
@@ -76,7 +74,7 @@ def policy_distance(
 
 
 def distance_metrics(requests: Sequence[PolicyDistance]) -> dict[str, float]:
-    """The step's metrics, over all its requests; what can't be computed is absent.
+    """The step's metrics over all its requests; metrics that can't be computed are absent.
 
     train/ppo_kl: mean of -d, the k1 estimator of KL(rollout policy || trained policy) (Schulman,
     "Approximating KL divergence", 2020). train/ratio_mean: mean of exp(d). train/clip_frac: share

@@ -1,8 +1,8 @@
-"""What a trainer reports of its requests beside the loss, such as `report_policy_diagnostics`.
+"""Metrics that a trainer reports per request besides the loss, such as `report_policy_diagnostics`.
 
-Owns the file of one request, and how the requests of a step are put together. It goes by the store
-and not by messages, since nobody but the trainer decides how much there is. Doesn't own what the
-numbers mean (the trainer's) or Everburn's own diagnostics (diagnostics.py). Light: commits read it.
+Owns the file of one request and the reduction over the requests of a step. The metrics travel
+through the store, since the trainer decides their size. Doesn't own Everburn's diagnostics
+(diagnostics.py). Light: commits read it.
 """
 
 import math
@@ -14,12 +14,12 @@ from everburn.records.keys import submission_metrics_key
 from everburn.records.store import ArtifactStore
 
 LOSS = "loss:sum"
-"""Becomes train/loss by itself."""
+"""Not stored here: it becomes train/loss."""
 
 
-class Reported(BaseModel):
-    """Of one request. metrics: `name:reduction`, as the trainer gave them. tokens: those that were
-    trained, which weigh means."""
+class RequestMetrics(BaseModel):
+    """Metrics of one request, by `name:reduction`. tokens: its trained tokens, the weight of
+    means."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,32 +35,30 @@ def record_reported(
     tokens: int,
     metrics: Mapping[str, float],
 ) -> None:
-    """Keep what a request reported, for the step's record."""
     others = {name: value for name, value in metrics.items() if name != LOSS}
-    found = Reported(tokens=tokens, metrics=others)
-    store.put_json(submission_metrics_key(step, part, epoch), found.model_dump(mode="json"))
+    request = RequestMetrics(tokens=tokens, metrics=others)
+    store.put_json(submission_metrics_key(step, part, epoch), request.model_dump(mode="json"))
 
 
-def find_reported(store: ArtifactStore, step: int, parts: int, epoch: int) -> list[Reported]:
-    """What the requests of a step reported; a worker of an earlier build has kept nothing."""
+def find_reported(store: ArtifactStore, step: int, parts: int, epoch: int) -> list[RequestMetrics]:
+    """The metrics of a step's requests; empty for a request whose file is missing."""
     keys = (submission_metrics_key(step, part, epoch) for part in range(parts))
-    found = [store.find_json(key) for key in keys]
-    return [Reported() if each is None else Reported.model_validate(each) for each in found]
+    return [RequestMetrics.model_validate(store.find_json(key) or {}) for key in keys]
 
 
-def reported_metrics(requests: Sequence[Reported]) -> dict[str, float]:
-    """`trainer/<name>_<reduction>` over the requests of a step. Absent where a request doesn't
-    tell, or where several can't be put together by the reduction."""
+def reported_metrics(requests: Sequence[RequestMetrics]) -> dict[str, float]:
+    """`trainer/<name>_<reduction>` over the requests of a step. A metric is absent if a request
+    lacks it or its reduction is unknown."""
     if not requests:
         return {}
     names = set[str].intersection(*(set(request.metrics) for request in requests))
     values = {}
-    for name in sorted(names):
-        what, _, reduction = name.rpartition(":")
+    for key in sorted(names):
+        name, _, reduction = key.rpartition(":")
         combine = REDUCTIONS.get(reduction)
-        if what and combine is not None:
-            values[f"trainer/{what}_{reduction}"] = combine(
-                [request.metrics[name] for request in requests],
+        if name and combine is not None:
+            values[f"trainer/{name}_{reduction}"] = combine(
+                [request.metrics[key] for request in requests],
                 [request.tokens for request in requests],
             )
     return values

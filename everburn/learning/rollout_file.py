@@ -1,8 +1,7 @@
 """The file of one finished completion: one Parquet row per segment.
 
-Owns the columns, so that a person can open any rollout with pandas, duckdb or datasets, and a
-trainer can build datums from it. Doesn't own keys (records/ids.py) or validation
-(rollouts/contract.py).
+Owns the columns, which pandas, duckdb and datasets can read and from which datums are built.
+Doesn't own keys (records/keys.py) or validation (rollouts/contract.py).
 """
 
 import json
@@ -18,7 +17,7 @@ from everburn.rollouts.contract import RolloutRun, RolloutSample
 
 
 class CompletionRecord(BaseModel):
-    """Which completion a file holds, and what a person wants to know of it."""
+    """The identity and the description of a completion."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,9 +28,9 @@ class CompletionRecord(BaseModel):
     attempt: int
     completion: int
     version: int
-    """The policy version it was admitted at."""
+    """Policy version at admission."""
     versions: list[int]
-    """The policy version of each sampling call."""
+    """Policy version of each sampling call."""
     at_token_limit: bool
     output_tokens: int
     prompt: str
@@ -61,12 +60,11 @@ def write_rollout(
 
 
 def read_rollout(store: ArtifactStore, ref: str | StoredRef) -> tuple[CompletionRecord, RolloutRun]:
-    """Read what `write_rollout` wrote."""
     rows = store.get_table(ref)
     record = {name: rows[0][name] for name in CompletionRecord.model_fields}
     record["info"] = json.loads(record["info"])
     segments = [
-        RolloutSample(**{part.name: row[part.name] for part in fields(RolloutSample)})
+        RolloutSample(**{field.name: row[field.name] for field in fields(RolloutSample)})
         for row in rows
     ]
     truth = rows[0]["ground_truth_tokens"]

@@ -13,14 +13,14 @@ def learning_rate(
 ) -> float:
     """The learning rate of optimizer step `step` (counted from 1).
 
-    Warm-up rises linearly to `peak` over `warmup_steps`. After it `constant` stays, `linear`
-    falls in equal parts, `cosine` along half a cosine; the latter two would reach zero one step
-    after `total_steps`, so that the last step still trains.
+    Rises linearly to `peak` over `warmup_steps`, then stays (`constant`), falls linearly
+    (`linear`) or along half a cosine (`cosine`). The latter two would reach zero one step after
+    `total_steps`, so that the last step still trains.
     """
     if step <= warmup_steps:
         return peak * step / warmup_steps
     if kind == "constant":
         return peak
     span = max(1, total_steps - warmup_steps)
-    done = min(1.0, (step - warmup_steps - 1) / span)
-    return peak * (1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2)
+    progress = min(1.0, (step - warmup_steps - 1) / span)
+    return peak * (1 - progress if kind == "linear" else (1 + math.cos(math.pi * progress)) / 2)

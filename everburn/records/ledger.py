@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.config import Entrypoint
-from everburn.learning.losses import Settings
+from everburn.learning.losses import LossConfig
 from everburn.records.commands import Control
 from everburn.records.ids import Ref, StoredRef
 from everburn.records.keys import LEDGER, ledger_key
@@ -70,7 +70,7 @@ class LedgerEntry(BaseModel):
     submissions: list[StoredRef]
     prepared: PreparedBatch | None = None
     loss: str | Entrypoint
-    loss_config: Settings
+    loss_config: LossConfig
     adam: AdamParams
     snapshot: str
     checkpoint: str | None = None

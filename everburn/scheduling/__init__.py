@@ -1,6 +1,5 @@
-"""The scheduler, as pure state machines: admission, cursor, queue, breaker, gauges.
+"""The scheduler as pure state machines: admission, cursor, queue, breaker, gauges.
 
-Each is a pydantic model whose fields are its whole state, so that a workflow can carry it through
-continue-as-new, and whose methods are its only transitions. None knows of time, tasks or
-Temporal; `workflows/run/producer.py` and `workflows/run/step.py` drive them.
+Each is a pydantic model: its fields are its whole state, carried through continue-as-new; its
+methods are the transitions. None knows of time, tasks or Temporal.
 """

@@ -1,25 +1,22 @@
-"""Admission: how many completions may be in the works, and whether one more row fits.
+"""Admission: whether one more row may start.
 
-A pure state machine: it owns the counts of accepted, reserved and running completions and the
-inequality of docs/ARCHITECTURE.md, "Scheduling". It doesn't know which rows those are
-(cursor.py), nor what happens to accepted groups (queue.py).
+Owns the counts of completions and the inequality of docs/ARCHITECTURE.md, "Scheduling". Doesn't own
+rows (cursor.py) or accepted groups (queue.py).
 """
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Admission(BaseModel):
-    """Counts of completions; all are multiples of G except `in_flight`.
-
-    G completions per row, B = P*G per optimizer step, O versions that admission may run ahead,
-    C calls of the rollout function at once (None: no limit).
-    """
+    """group: G, completions per row. batch: B = P*G, completions per optimizer step.
+    max_head_offpolicy_versions: O. concurrency: C, concurrent rollouts (None: unlimited). accepted,
+    reserved: multiples of G."""
 
     model_config = ConfigDict(extra="forbid")
 
     group: int
     batch: int
-    ahead: int
+    max_head_offpolicy_versions: int
     concurrency: int | None = None
     initial_version: int = 0
     version: int = 0
@@ -31,31 +28,31 @@ class Admission(BaseModel):
     def staleness_capacity(self) -> int:
         """(v + O + 1)*B - (offset + accepted + reserved), with offset = initial_version*B."""
         offset = self.initial_version * self.batch
-        allowed = (self.version + self.ahead + 1) * self.batch
+        allowed = (self.version + self.max_head_offpolicy_versions + 1) * self.batch
         return allowed - (offset + self.accepted + self.reserved)
 
     @property
     def concurrency_capacity(self) -> int | None:
-        """C - in_flight; None without a limit."""
+        """C - in_flight; None if unlimited."""
         return None if self.concurrency is None else self.concurrency - self.in_flight
 
     @property
     def capacity(self) -> int:
-        """Completions that may be admitted now; below zero only after a limit was lowered."""
+        """Completions that may be admitted now; negative only after a limit was lowered."""
         limit = self.concurrency_capacity
         return self.staleness_capacity if limit is None else min(self.staleness_capacity, limit)
 
     def can_admit(self) -> bool:
-        """Whether a whole row fits: a row is atomic."""
+        """Whether a whole row fits; rows are atomic."""
         return self.capacity >= self.group
 
     def can_retry(self) -> bool:
-        """Whether a group can be rebuilt: it kept its reservation and needs only free calls."""
+        """Whether a group may be retried: it kept its reservation and needs only free calls."""
         limit = self.concurrency_capacity
         return limit is None or limit >= self.group
 
     def admit(self) -> int:
-        """Take one row in; returns the version that all its completions are stamped with."""
+        """Admit one row; returns the version stamp of all its completions."""
         if not self.can_admit():
             raise ValueError(f"no capacity for a row: {self!r}")
         self.reserved += self.group
@@ -63,29 +60,28 @@ class Admission(BaseModel):
         return self.version
 
     def retry(self) -> int:
-        """Start a group's next attempt under its old reservation; returns its version stamp."""
+        """Start a group's next attempt under its reservation; returns its version stamp."""
         if not self.can_retry():
             raise ValueError(f"no free calls for a retry: {self!r}")
         self.in_flight += self.group
         return self.version
 
     def release(self, calls: int) -> None:
-        """`calls` of the rollout function have ended."""
         if not 0 <= calls <= self.in_flight:
             raise ValueError(f"{calls} calls ended of {self.in_flight} in flight")
         self.in_flight -= calls
 
     def accept(self) -> None:
-        """A group will be trained: G reserved become G accepted, however many survived."""
+        """Turn G reserved into G accepted completions, however many survived."""
         self._unreserve()
         self.accepted += self.group
 
     def reject(self) -> None:
-        """A group will never be trained: its reservation is given back."""
+        """Free the reservation of a group that will never be trained."""
         self._unreserve()
 
     def publish(self) -> None:
-        """A new policy version serves; a batch of staleness capacity opens."""
+        """Count a published version, which adds B to the staleness capacity."""
         self.version += 1
 
     def _unreserve(self) -> None:

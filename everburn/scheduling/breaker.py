@@ -1,7 +1,7 @@
-"""The circuit breaker: when failing rollouts stop being bad luck.
+"""The circuit breaker: holds the run when too many rollouts fail.
 
-A pure state machine over the outcomes of completions in the order in which they were reported.
-It doesn't own what a failure is (dropped draws and lost workers aren't counted by its caller).
+Owns the rule over the outcomes of completions, in the order of their reports. Doesn't own what
+counts as a failure: the caller omits dropped completions and worker failures.
 """
 
 from collections.abc import Iterable
@@ -15,32 +15,31 @@ MAX_FAILURE_RATE = 0.5
 
 
 class CircuitBreaker(BaseModel):
-    """Trips after 5 recoverable failures in a row, or when at least half of the last 20 outcomes
-    are failures, once 10 were seen."""
+    """Trips after 5 recoverable failures in a row, or if at least half of the last 20 outcomes are
+    failures (with at least 10 outcomes)."""
 
     model_config = ConfigDict(extra="forbid")
 
     consecutive: int = 0
     window: list[bool] = Field(default_factory=list)
-    """The last outcomes, true for a failure."""
+    """The last outcomes, True for a failure."""
     tripped: str | None = None
-    """Why it tripped, once it has."""
 
     def record(self, failures: Iterable[bool]) -> None:
-        """Count outcomes, true for a failure, in the order in which they were reported."""
+        """Count outcomes, True for a failure, in order."""
         for failed in failures:
             self.consecutive = self.consecutive + 1 if failed else 0
             self.window = [*self.window, failed][-WINDOW:]
             self.tripped = self.tripped or self._reason()
 
     def reset(self) -> None:
-        """A person has looked at it: start counting anew."""
+        """Start counting again, after a person resumed the run."""
         self.consecutive, self.window, self.tripped = 0, [], None
 
     def _reason(self) -> str | None:
         if self.consecutive >= MAX_CONSECUTIVE:
             return f"{self.consecutive} rollouts failed in a row"
-        failed, seen = sum(self.window), len(self.window)
-        if seen >= MIN_OBSERVED and failed >= MAX_FAILURE_RATE * seen:
-            return f"{failed} of the last {seen} rollouts failed"
+        failed, observed = sum(self.window), len(self.window)
+        if observed >= MIN_OBSERVED and failed >= MAX_FAILURE_RATE * observed:
+            return f"{failed} of the last {observed} rollouts failed"
         return None

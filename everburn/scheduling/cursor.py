@@ -1,35 +1,32 @@
-"""The cursor: which rows were issued, and which of them are resolved for good.
+"""The cursor: which rows were issued, and which of them are resolved.
 
-A pure state machine over positions 0..total-1 of the shuffled, epoch-repeated order. A row is
-resolved when it was rejected or when the step that trained it was committed. The set of resolved
-rows is exact (a low-water mark and ranges above it), so that a resumed run neither issues a
-resolved row again nor skips an unresolved one. It doesn't know what a row holds
-(rollouts/dataset.py).
+Rows are positions 0..total-1 of the shuffled, epoch-repeated order (rollouts/dataset.py). A row is
+resolved when it was rejected or its step was committed. The set of resolved rows is exact, so that
+a resumed run neither issues a resolved row again nor skips an unresolved one.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class Cursor(BaseModel):
-    """Positions below `next` were issued once; those in `returned` wait to be issued again."""
+    """Positions below `next` were issued; those in `returned` will be issued again."""
 
     model_config = ConfigDict(extra="forbid")
 
     total: int
     next: int = 0
     low: int = 0
-    """All rows below are resolved."""
+    """All rows below it are resolved."""
     above: list[tuple[int, int]] = Field(default_factory=list)
     """Resolved ranges [start, stop) above `low`: sorted, disjoint, not touching."""
     returned: list[int] = Field(default_factory=list)
-    """Issued, unresolved and no longer in anybody's hands; sorted."""
+    """Issued and unresolved rows without a running group, sorted."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is no row left to issue."""
         return not self.returned and self.next >= self.total
 
     @property
@@ -37,7 +34,7 @@ class Cursor(BaseModel):
         return self.low + sum(stop - start for start, stop in self.above)
 
     def take(self) -> int | None:
-        """Issue the next row, lowest first; None when there is none."""
+        """Issue the lowest returned row, else the next new one; None if none is left."""
         if self.returned:
             return self.returned.pop(0)
         if self.next >= self.total:
@@ -46,36 +43,36 @@ class Cursor(BaseModel):
         return self.next - 1
 
     def give_back(self, row: int) -> None:
-        """An issued row was dropped before its fate was known: it will be issued again."""
-        place = bisect_left(self.returned, row)
-        known = place < len(self.returned) and self.returned[place] == row
-        if known or not 0 <= row < self.next or self.is_resolved(row):
-            raise ValueError(f"row {row} isn't out: {self!r}")
-        self.returned.insert(place, row)
+        """Return an issued row without an outcome; it will be issued again."""
+        self._require_out(row)
+        insort(self.returned, row)
 
     def withdraw(self, row: int) -> None:
-        """A row that waits to be issued again won't be: its fate can be settled now."""
+        """Take a returned row out again, so that it can be resolved."""
         self.returned.remove(row)
 
     def resolve(self, row: int) -> None:
-        """The row's fate is final. Resolving a row twice is an error: each row has one fate."""
-        if not 0 <= row < self.next or self.is_resolved(row) or row in self.returned:
-            raise ValueError(f"row {row} can't be resolved: {self!r}")
-        place = bisect_left(self.above, (row, row))
+        """Record that the row's outcome is final; each row has exactly one."""
+        self._require_out(row)
+        index = bisect_left(self.above, (row, row))
         start, stop = row, row + 1
-        if place < len(self.above) and self.above[place][0] == stop:
-            stop = self.above.pop(place)[1]
-        if place > 0 and self.above[place - 1][1] == start:
-            place -= 1
-            start = self.above.pop(place)[0]
+        if index < len(self.above) and self.above[index][0] == stop:
+            stop = self.above.pop(index)[1]
+        if index > 0 and self.above[index - 1][1] == start:
+            index -= 1
+            start = self.above.pop(index)[0]
         if start == self.low:
             self.low = stop
         else:
-            self.above.insert(place, (start, stop))
+            self.above.insert(index, (start, stop))
 
     def is_resolved(self, row: int) -> bool:
         return row < self.low or any(start <= row < stop for start, stop in self.above)
 
     def unresolved(self) -> Iterator[int]:
-        """Issued rows without a fate, in order; those in `returned` included."""
+        """Issued rows without an outcome, in order; includes `returned`."""
         return (row for row in range(self.low, self.next) if not self.is_resolved(row))
+
+    def _require_out(self, row: int) -> None:
+        if not 0 <= row < self.next or self.is_resolved(row) or row in self.returned:
+            raise ValueError(f"row {row} isn't out: {self!r}")

@@ -1,16 +1,13 @@
 """Time-weighted means of the scheduler's gauges over a publication window.
 
-A pure state machine; the caller brings the clock. Doesn't own what the gauges measure.
+The caller provides the time. Doesn't own what the gauges measure.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class Gauges(BaseModel):
-    """Values that hold from the moment they are set until they are set again.
-
-    Times are seconds on any clock that never goes back.
-    """
+    """Values that hold from one `set` to the next. Times are seconds on a monotonic clock."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -24,15 +21,12 @@ class Gauges(BaseModel):
         return cls(start=now, last=now)
 
     def set(self, now: float, values: dict[str, float]) -> None:
-        """From `now` on these are the values."""
         self._advance(now)
         self.values = dict(values)
 
     def close_window(self, now: float) -> dict[str, float]:
-        """The mean of each gauge since the window began; begins the next one.
-
-        A window without duration yields the current values.
-        """
+        """The mean of each gauge since the window began (the current value if no time has passed);
+        begins the next window."""
         self._advance(now)
         span = self.last - self.start
         means = {

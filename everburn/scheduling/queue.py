@@ -1,8 +1,7 @@
-"""The queue of accepted groups, whose head is the open batch.
+"""The queue of accepted groups.
 
-A pure state machine: groups join in completion order; the first P are the batch of the current
-optimizer step, the others wait for the next. It knows which of the batch are already submitted.
-It doesn't own when a partial batch is final, nor what a submission does.
+Groups join in completion order; the first P are the batch of the current optimizer step. Owns which
+of them are submitted. Doesn't own when a partial batch is final, or submissions themselves.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from everburn.records.ids import GroupKey
 
 MAX_GROUPS_PER_SUBMISSION = 256
-"""So that a submission's list of group names stays below 2 KB in history."""
+"""Keeps a submission's list of group names below 2 KB in history."""
 
 
 class QueuedGroup(BaseModel):
-    """An accepted group: whose, how old, and what there is to train. Field names are short
-    because hundreds of these are carried through continue-as-new."""
+    """An accepted group. Field names are short because hundreds of these are carried through
+    continue-as-new."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,9 +23,9 @@ class QueuedGroup(BaseModel):
     a: int = 0
     """attempt"""
     v: int
-    """the policy version it was admitted at"""
+    """policy version at admission"""
     n: int
-    """completions that survived"""
+    """surviving completions"""
     d: int
     """datums: segments with a nonzero advantage"""
 
@@ -42,7 +41,7 @@ class GroupQueue(BaseModel):
     """P"""
     groups: list[QueuedGroup] = Field(default_factory=list)
     submitted: int = 0
-    """How many of the batch, from its head, have been submitted."""
+    """How many groups at the head of the batch have been submitted."""
 
     @property
     def batch(self) -> list[QueuedGroup]:
@@ -55,20 +54,20 @@ class GroupQueue(BaseModel):
 
     @property
     def ready(self) -> int:
-        """Groups of the batch that are complete and not yet submitted."""
+        """Number of groups of the batch that aren't submitted yet."""
         return len(self.batch) - self.submitted
 
     def accept(self, group: QueuedGroup) -> None:
         self.groups.append(group)
 
     def take_submission(self) -> list[QueuedGroup]:
-        """All groups that are ready now, up to the size limit of one request."""
+        """Submit all ready groups, up to the limit of one submission."""
         taken = self.batch[self.submitted :][:MAX_GROUPS_PER_SUBMISSION]
         self.submitted += len(taken)
         return taken
 
     def commit(self) -> list[QueuedGroup]:
-        """The step is done: take its batch out. Returns it."""
+        """Remove and return the batch of a finished step."""
         batch = self.batch
         if self.submitted != len(batch):
             raise ValueError(f"{len(batch) - self.submitted} groups of the batch aren't submitted")
@@ -77,5 +76,5 @@ class GroupQueue(BaseModel):
         return batch
 
     def restart(self) -> None:
-        """The step starts anew: nothing of its batch counts as submitted."""
+        """Start the step again: none of its batch counts as submitted."""
         self.submitted = 0

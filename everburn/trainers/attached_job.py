@@ -1,10 +1,11 @@
-"""A trainer job that isn't the run's own, where the run begins with what it finds.
+"""Guard for runs that start on an existing trainer job without loading a state.
 
-Models on a full-parameter trainer may be one, and nothing that the service offers makes one new
-again: not its weights, not Adam's moments. So a run that loads nothing begins only where nobody
-seems to have trained. Owns that judgement. Doesn't own the run's own earlier models (fencing.py).
+All models on a full-parameter trainer may share weights and Adam moments, and the service can't
+reset them. So such a run starts only if the job shows no earlier training. Owns that check. Doesn't
+own the run's earlier models (fencing.py).
 """
 
+import asyncio
 from typing import Protocol
 
 from everburn.config import RunConfig
@@ -12,26 +13,28 @@ from everburn.records.provisioning import ResourceRecord
 from everburn.records.store import ArtifactStore
 from everburn.trainers.backends import api_key, api_root
 from everburn.trainers.hotload import Hotloader
-from everburn.trainers.probe import BEFORE_ANY_COMPLETION, mean_gap
+from everburn.trainers.probe import INITIAL_PROBE, mean_gap
 from everburn.trainers.protocol import Snapshot, TrainerStateLostError, TrainerUnfitError
 
-WAYS_OUT = (
-    "Give init_from_checkpoint, which replaces weights and optimizer, or name another "
-    "trainer.job_id, or none: then the run makes a job of its own"
+ALTERNATIVES = (
+    "Set init_from_checkpoint, which replaces weights and optimizer, or another trainer.job_id, or "
+    "none: then the run creates its own job"
 )
 
 
 class Scorer(Protocol):
-    """What the comparison needs of a session."""
+    """The methods of a session that the comparison needs."""
 
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]: ...
 
     async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]: ...
 
 
-def begins_as_found(store: ArtifactStore, config: RunConfig, resources: ResourceRecord) -> bool:
-    """Whether a lease of the run trains on from what is on a job of others. Once the run has a
-    checkpoint, each lease loads one."""
+def starts_from_job_state(
+    store: ArtifactStore, config: RunConfig, resources: ResourceRecord
+) -> bool:
+    """Whether a lease trains on the present state of another's job. Once the run has a checkpoint,
+    each lease loads one."""
     return not (
         resources.own_job
         or config.lora_rank
@@ -40,57 +43,55 @@ def begins_as_found(store: ArtifactStore, config: RunConfig, resources: Resource
     )
 
 
-def require_nothing_saved(config: RunConfig, job_id: str) -> None:
-    """Raises TrainerUnfitError: an earlier model of the job has saved something. Blocks.
+def require_no_checkpoints(config: RunConfig, job_id: str) -> None:
+    """Raises TrainerUnfitError if an earlier model of the job has saved a checkpoint. Blocks.
 
-    To be called before the run itself has had a lease: it may save something under its first.
+    Valid only before the run's first lease, which may save one itself.
     """
     from fireworks.training.sdk.fireworks_client import FireworksClient
 
     with FireworksClient(api_key=api_key(config), base_url=api_root(config)) as control:
-        found = sorted(
+        names = sorted(
             str(row["name"]).rpartition("/")[2] for row in control.list_checkpoints(job_id)
         )
-    if found:
+    if names:
         raise TrainerUnfitError(
             f"trainer job {job_id} trains all parameters, and an earlier model of it has saved "
-            f"{', '.join(found[:3])}: its weights, gradients and Adam's moments may still be "
-            f"there. {WAYS_OUT}"
+            f"{', '.join(names[:3])}: its weights, gradients and Adam moments may still be "
+            f"there. {ALTERNATIVES}"
         )
 
 
 async def require_base_model(
     trainer: Scorer, hotloader: Hotloader, config: RunConfig, job_id: str
 ) -> None:
-    """See that the trainer computes what the deployment does, which serves the base model.
+    """Check that the trainer's logprobs equal those of the deployment, which serves the base model.
 
     Raises:
-        TrainerUnfitError: it doesn't, or there is nothing to compare it with.
+        TrainerUnfitError: they differ, or the deployment can't serve the base model.
     """
-    import asyncio
-
-    found = await asyncio.to_thread(hotloader.serving, None)
-    where = f"deployment {hotloader.deployment_id}"
-    if found.identity is not None:
-        raise _uncheckable(job_id, f"{where} serves {found.identity}")
+    status = await asyncio.to_thread(hotloader.serving, None)
+    deployment = f"deployment {hotloader.deployment_id}"
+    if status.identity is not None:
+        raise _uncheckable(job_id, f"{deployment} serves {status.identity}")
     handle = await asyncio.to_thread(hotloader.sampler_handle)
-    (own,) = await trainer.forward([BEFORE_ANY_COMPLETION])
+    (trained,) = await trainer.forward([INITIAL_PROBE])
     try:
         base = Snapshot(path=config.base_model, handle=handle, shared=True)
-        served = await trainer.served_logprobs(base, BEFORE_ANY_COMPLETION)
+        served = await trainer.served_logprobs(base, INITIAL_PROBE)
     except TrainerStateLostError as error:
-        raise _uncheckable(job_id, f"{where} doesn't serve it either: {error}") from error
-    gap = mean_gap(own, served)
+        raise _uncheckable(job_id, f"{deployment} doesn't serve it either: {error}") from error
+    gap = mean_gap(trained, served)
     if not gap <= config.served_tolerance:
         raise TrainerUnfitError(
-            f"trainer job {job_id} doesn't hold {config.base_model}: its log-probabilities differ "
-            f"by {gap:.3g} nats on average from the base model's, more than publication_tolerance "
-            f"= {config.served_tolerance:g}. Somebody has trained there. {WAYS_OUT}"
+            f"trainer job {job_id} doesn't hold {config.base_model}: its logprobs differ by "
+            f"{gap:.3g} nats on average from the base model's, more than publication_tolerance = "
+            f"{config.served_tolerance:g}. It has been trained. {ALTERNATIVES}"
         )
 
 
-def _uncheckable(job_id: str, why: str) -> TrainerUnfitError:
+def _uncheckable(job_id: str, reason: str) -> TrainerUnfitError:
     return TrainerUnfitError(
         f"whether trainer job {job_id}, which trains all parameters, still holds the base model "
-        f"can't be checked: {why}. {WAYS_OUT}; or leave deployment.deployment_id out"
+        f"can't be checked: {reason}. {ALTERNATIVES}; or remove deployment.deployment_id"
     )

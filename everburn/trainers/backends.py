@@ -1,7 +1,7 @@
-"""Where a run's requests go: base URL and API key, from config and environment.
+"""The base URLs and the API key of a run, from configuration and environment.
 
-Owns the defaults and the errors about keys. A key is read where it is used, by the process that
-uses it; it never enters config, history, files or messages.
+A key is read by the process that uses it; it never enters configuration, history, files or
+messages.
 """
 
 import os
@@ -25,29 +25,28 @@ CONNECT_TIMEOUT = 5.0
 
 
 class UnreachableError(ConnectionError):
-    """No server at the address where a run trains."""
+    """No server answers at the run's address."""
 
 
 class MissingKeyError(RuntimeError):
-    """The environment holds no API key where the run's config says it is."""
+    """The configured environment variable has no API key."""
 
 
 def training_url(config: RunConfig) -> str:
-    """The base URL that the SDK is given."""
+    """The base URL of the training API."""
     if config.base_url is not None:
         return config.base_url
     return emulator_url() + SERVERLESS_PATH if config.local else FIREWORKS_URL
 
 
 def api_root(config: RunConfig) -> str:
-    """The base URL of the managed surface: trainer jobs, deployments, hotload, inference."""
+    """The base URL of trainer jobs, deployments, hotload and inference."""
     if config.base_url is not None:
         return config.base_url.rstrip("/")
     return emulator_url() if config.local else FIREWORKS_ROOT
 
 
 def emulator_url() -> str:
-    """Where the workers' emulator listens."""
     return os.environ.get(EMULATOR_URL_ENV, EMULATOR_DEFAULT_URL).rstrip("/")
 
 
@@ -57,17 +56,13 @@ def control_url(config: RunConfig) -> str:
 
 
 def on_shared_emulator(config: RunConfig) -> RunConfig:
-    """The same training on an emulator's session, without a trainer job and a deployment: it begins
-    with the same policy, and loads every checkpoint of that emulator."""
+    """The same training on an emulator session without trainer job and deployment. It starts with
+    the same policy and can load the emulator's checkpoints."""
     return config.model_copy(update={"backend": "emulator", "trainer": None, "deployment": None})
 
 
 def check_reachable(url: str) -> None:
-    """Look whether anything listens there: the SDK would try for a minute before it says so.
-
-    Raises:
-        UnreachableError
-    """
+    """Raises UnreachableError if nothing listens; the SDK would retry for a minute."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -80,11 +75,7 @@ def check_reachable(url: str) -> None:
 
 
 def api_key(config: RunConfig) -> str:
-    """The API key of this process.
-
-    Raises:
-        MissingKeyError: naming the variable.
-    """
+    """The API key of this process. Raises MissingKeyError, which names the variable."""
     if config.local:
         return EMULATOR_KEY
     key = os.environ.get(config.api_key_env, "").strip()

@@ -1,9 +1,8 @@
-"""A run's own loss: from the logprobs of its datums to the weights of a linear loss.
+"""A Python loss: from the logprobs of datums to the weights of a linear loss.
 
-As the SDK's `forward_backward_custom` does it: the loss is differentiated here with respect to the
-logprobs, and the trainer gets the gradient. Owns the call of the user's function and every check
-of what it returns, before anything reaches the trainer. Doesn't own the requests (serverless.py) or
-how long the function may take (usercode/limits.py).
+As in the SDK's `forward_backward_custom`, the loss is differentiated here with respect to the
+logprobs, and the trainer gets the gradient. Owns the call and the checks of the user's function.
+Doesn't own the requests (serverless.py) or its deadline (usercode/limits.py).
 """
 
 import math
@@ -29,12 +28,12 @@ MAX_METRIC_NAME = 40
 class CustomLoss:
     """`loss(data, logprobs, **kwargs) -> (loss, metrics)`, for one `forward_backward`.
 
-    data: Everburn's datums, with arrays `targets`, `logprobs` (of the rollout), `advantages` and
-    `mask` (learning/datums.py). logprobs: one float32 tensor per datum, as long as its arrays, of
-    the policy that is trained. loss: a scalar tensor, summed over tokens, as built-in losses are
-    (the optimizer step normalises). metrics: a dict of numbers.
+    data: datums with arrays `targets`, `logprobs` (of the rollout), `advantages` and `mask`
+    (learning/datums.py). logprobs: one float32 tensor per datum, of the same length, under the
+    trained policy. loss: a scalar tensor, summed over tokens as built-in losses are (the optimizer
+    step normalizes). metrics: a dict of numbers.
 
-    value and metrics: what the function returned, once it has been called.
+    value, metrics: the function's result, after the call.
     """
 
     def __init__(self, entrypoint: Entrypoint, datums: list[Datum]) -> None:
@@ -44,17 +43,15 @@ class CustomLoss:
         self.metrics: dict[str, float] = {}
 
     async def weights(self, scored: list[list[float]]) -> list[npt.NDArray[np.float32]]:
-        """Call the function on a thread of its own, and differentiate what it returns.
+        """Call the function on its own thread, and differentiate its loss.
 
-        scored: per datum, the logprob of each target under the trainer's current weights.
-
-        Returns the same as arrays of w: the sum of -w * logprob has the gradient of the user's
-        loss within the mask, and none beyond. They are finite: a NaN that reached the trainer
-        would make the SDK's client unusable for good.
+        scored: per datum, the logprob of each target under the current weights. Returns arrays w of
+        the same shape: the sum of -w * logprob has the gradient of the user's loss within the mask
+        and none outside. They are finite: a NaN would make the SDK's client unusable.
 
         Raises:
-            TrainerRejectedError: the function failed, exited, didn't return, or returned what
-                can't be trained on.
+            TrainerRejectedError: the function failed, exited, didn't return, or its result is
+                invalid.
         """
         try:
             return await limited(in_thread(lambda: self._weights(scored)))
@@ -75,7 +72,7 @@ class CustomLoss:
         except TrainerRejectedError:
             raise
         except BaseException as error:
-            # Also of sys.exit: on the caller's loop it would end the worker.
+            # Includes SystemExit, which would end the worker.
             raise self._refusal(f"{type(error).__name__}: {error}") from error
         for index, gradient in enumerate(gradients):
             if not torch.isfinite(gradient).all():
@@ -106,7 +103,7 @@ class CustomLoss:
                 raise self._refusal(f"metric {name!r} has more than {MAX_METRIC_NAME} characters")
             self.metrics[str(name)] = float(number)
         if not loss.requires_grad:
-            raise self._refusal("the loss doesn't depend on the logprobs it was given")
+            raise self._refusal("the loss doesn't depend on the logprobs")
         return loss.reshape(())
 
     def _refusal(self, problem: str) -> TrainerRejectedError:

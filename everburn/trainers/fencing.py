@@ -1,8 +1,7 @@
 """Fencing on a dedicated trainer, where models may share weights and gradients.
 
-A new model id doesn't keep an old holder out of a full-parameter trainer. So each holder is
-recorded, the next one unloads the models of those before it, and a state that was loaded is held
-to what it computed when it was saved. Owns both records. Doesn't own leases (lease.py) or which
+Each holder is recorded, the next one unloads earlier models, and a loaded state must compute the
+logprobs that it had when it was saved. Owns both records. Doesn't own leases (lease.py) or which
 snapshot is served (hotload.py).
 """
 
@@ -13,32 +12,31 @@ from pydantic import BaseModel, ConfigDict
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.records.store import ArtifactStore, through_outages
-from everburn.trainers.probe import BEFORE_ANY_COMPLETION, LONGEST, mean_gap
+from everburn.trainers.probe import INITIAL_PROBE, MAX_SEQUENCE, mean_gap
 from everburn.trainers.protocol import Trainer, TrainerStateLostError
 
 HOLDERS = "holders"
 FINGERPRINTS = "fingerprints"
 TOLERANCE = 0.02
-"""Nats, on average over a completion's tokens: the same weights on the same trainer, perhaps in
-other kernels. Another run's state is far from it; one step at a small learning rate (1e-6) isn't,
-and passes unseen."""
+"""Nats per token, on average: allows for other kernels with the same weights. Another run's state
+differs far more; one step at a small learning rate (1e-6) isn't detected."""
 
 
 class Holder(BaseModel):
-    """A model that was opened for a lease, and trained unless another attempt at it was granted.
-    unload_asked: when a later one first asked in vain for its unloading, in seconds since 1970."""
+    """A model that was opened for a lease. unload_requested_at: time (seconds since 1970) of the
+    first failed request of a later holder to unload it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epoch: int
+    lease_epoch: int
     job_id: str
     model_id: str
-    unload_asked: float | None = None
+    unload_requested_at: float | None = None
 
 
 class Fingerprint(BaseModel):
-    """What a saved state computed: the logprob of each token after the first. tokens: a recorded
-    completion, or before there is any the sequence that the initial policy is probed with."""
+    """Logprobs of a saved state, for each token after the first. tokens: a recorded completion, or
+    INITIAL_PROBE if there is none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,25 +46,23 @@ class Fingerprint(BaseModel):
 
 
 def record_holder(store: ArtifactStore, holder: Holder) -> None:
-    """To be done before the model is trained: who comes next must find it. Beside those of other
-    attempts at the same lease, which may come late."""
-    key = f"{HOLDERS}/epoch-{holder.epoch:06d}-{_digest(holder.model_id)}.json"
+    """Record a holder before its model is trained, so that later holders find it. Other attempts at
+    the same lease have separate records."""
+    key = f"{HOLDERS}/epoch-{holder.lease_epoch:06d}-{_digest(holder.model_id)}.json"
     store.put_json(key, holder.model_dump(mode="json"))
 
 
-def earlier_holders(store: ArtifactStore, job_id: str, epoch: int) -> list[Holder]:
-    """Those of the job under superseded epochs, and other attempts at this one, the newest first.
-    To be asked before there is a model of one's own."""
-    found = (Holder.model_validate(store.get_json(key)) for key in store.keys(HOLDERS))
-    others = [holder for holder in found if holder.job_id == job_id and holder.epoch <= epoch]
-    return sorted(others, key=lambda holder: -holder.epoch)
+def earlier_holders(store: ArtifactStore, job_id: str, lease_epoch: int) -> list[Holder]:
+    """Holders of the job up to this lease epoch (other attempts included), newest first. Call it
+    before the own model is recorded."""
+    holders = (Holder.model_validate(store.get_json(key)) for key in store.keys(HOLDERS))
+    earlier = [h for h in holders if h.job_id == job_id and h.lease_epoch <= lease_epoch]
+    return sorted(earlier, key=lambda holder: -holder.lease_epoch)
 
 
 async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
-    """Keep what the state that has just been saved computes."""
-    # In a thread: the run may have tens of thousands of groups, and the loop heartbeats the lease.
-    recorded = await through_outages(recorded_tokens, store)
-    tokens = recorded or BEFORE_ANY_COMPLETION
+    # In a thread: listing groups can take seconds, and the loop sends the lease's heartbeats.
+    tokens = await through_outages(recorded_tokens, store) or INITIAL_PROBE
     (logprobs,) = await trainer.forward([tokens])
     fingerprint = Fingerprint(checkpoint=checkpoint, tokens=tokens, logprobs=logprobs)
     await through_outages(put_fingerprint, store, fingerprint)
@@ -77,29 +73,29 @@ def put_fingerprint(store: ArtifactStore, fingerprint: Fingerprint) -> None:
 
 
 async def check_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:
-    """See that the trainer holds the state that was loaded.
+    """Check that the trainer has the loaded state.
 
     Raises:
-        TrainerStateLostError: it holds something else.
+        TrainerStateLostError: it has another.
     """
-    found = await through_outages(store.find_json, _key(checkpoint))
-    if found is None:
+    recorded = await through_outages(store.find_json, _key(checkpoint))
+    if recorded is None:
         return
-    fingerprint = Fingerprint.model_validate(found)
+    fingerprint = Fingerprint.model_validate(recorded)
     (logprobs,) = await trainer.forward([fingerprint.tokens])
     gap = mean_gap(fingerprint.logprobs, logprobs)
     if not gap <= TOLERANCE:
         raise TrainerStateLostError(
-            f"after {checkpoint} was loaded, log-probabilities differ by {gap:.3g} nats on average "
-            "from what they were when it was saved: another holder may have changed the weights"
+            f"after {checkpoint} was loaded, logprobs differ by {gap:.3g} nats on average from "
+            "those when it was saved: another holder may have changed the weights"
         )
 
 
 def recorded_tokens(store: ArtifactStore) -> list[int] | None:
-    """Those of the run's first completion that is recorded, as far as they are cheap to score."""
+    """The first tokens of a recorded completion; None if there is none."""
     for key in store.keys("groups"):
         for member in GroupManifest.model_validate(store.get_json(key)).members:
-            return list(read_rollout(store, member.stored)[1].segments[0].tokens[:LONGEST])
+            return list(read_rollout(store, member.stored)[1].segments[0].tokens[:MAX_SEQUENCE])
     return None
 
 

@@ -1,7 +1,7 @@
-"""Hotload: bringing a snapshot onto a deployment, and knowing which one it serves.
+"""Hotload: loading a snapshot onto a deployment, and polling which one it serves.
 
-Owns the request, the wait for readiness and identity within a deadline, and the server's words
-where it fails. Doesn't own what is in a snapshot or how a deployment comes to be (jobs.py).
+Owns the request, the wait until the snapshot is served, and the server's error texts. Doesn't own
+the content of snapshots or the creation of deployments (jobs.py).
 """
 
 import logging
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK, LONGEST_WAIT = 0.05, 5.0
-"""Seconds between looks at a hotload; doubled from the one to the other."""
+MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.05, 5.0
+"""Seconds between polls of a hotload; doubled from the first to the second."""
 
-ASK_AGAIN = 1.0
-"""Seconds between requests to a deployment that isn't ready for one, or doesn't answer."""
+RETRY_INTERVAL = 1.0
+"""Seconds between requests to a deployment that isn't ready or doesn't answer."""
 NOT_READY = (404, 425)
-"""What a deployment that starts or has no replica yet answers to any request."""
+"""Statuses of a deployment that is starting or has no replica."""
 
 
 @dataclass(frozen=True)
-class Serving:
-    """What the replica reports that is furthest from serving a snapshot. stage: of the load asked
-    for last."""
+class ServingStatus:
+    """The report of the replica that is furthest from serving a snapshot. stage: of its latest
+    load."""
 
     ready: bool
     identity: str | None
@@ -43,8 +43,6 @@ class Serving:
 
 
 class Hotloader:
-    """The way onto one deployment."""
-
     def __init__(self, config: RunConfig, deployment_id: str) -> None:
         self._config = config
         self.deployment_id = deployment_id
@@ -54,47 +52,47 @@ class Hotloader:
         identity: str,
         previous: str | None,
         timeout: float,
-        given_up: Callable[[], bool],
+        abandoned: Callable[[], bool],
     ) -> None:
-        """Return once the deployment serves the snapshot. Blocks.
+        """Load a snapshot and return when the deployment serves it. Blocks.
 
-        previous: the snapshot that a delta builds on; None if `identity` is whole. given_up: asked
-        before each request; where it says so, none is sent.
+        previous: the base of a delta; None if `identity` is complete. abandoned: checked before
+        each request; if true, none is sent.
 
         Raises:
-            TrainerStateLostError: it can't, or not within `timeout` seconds; in the server's words.
-            TrainerClosedError: the account may not.
+            TrainerStateLostError: the load failed (with the server's reason) or timed out.
+            TrainerClosedError: the account may not load it.
         """
         deadline = time.monotonic() + timeout
-        wait = FIRST_LOOK
+        interval = MIN_POLL_INTERVAL
         with self._manager() as manager:
-            self._ask(manager, identity, previous, deadline, given_up)
+            self._request(manager, identity, previous, deadline, abandoned)
             while True:
-                found = self._look_until_told(manager, identity, deadline)
-                if found.ready and found.identity == identity:
+                status = self._poll_until_answered(manager, identity, deadline)
+                if status.ready and status.identity == identity:
                     return
-                if found.stage == "error" and found.target == identity:
+                if status.stage == "error" and status.target == identity:
                     raise TrainerFailedError(
                         f"deployment {self.deployment_id} couldn't load {identity}: "
-                        f"{found.error or 'stage error, without a reason'}"
+                        f"{status.error or 'stage error, without a reason'}"
                     )
                 if time.monotonic() > deadline:
                     raise TrainerStateLostError(
                         f"deployment {self.deployment_id} doesn't serve {identity} after "
-                        f"{timeout:g} s: stage {found.stage}, ready {found.ready}, it has "
-                        f"{found.identity or 'the base model'}"
+                        f"{timeout:g} s: stage {status.stage}, ready {status.ready}, it has "
+                        f"{status.identity or 'the base model'}"
                     )
-                time.sleep(wait)
-                wait = min(2 * wait, LONGEST_WAIT)
+                time.sleep(interval)
+                interval = min(2 * interval, MAX_POLL_INTERVAL)
 
-    def serving(self, identity: str | None) -> Serving:
-        """How far the deployment is from serving a snapshot now, or the base model. Blocks. Raises
-        as `load` does, if nobody says."""
+    def serving(self, identity: str | None) -> ServingStatus:
+        """How far the deployment is from serving a snapshot, or (None) the base model. Blocks.
+        Raises the errors of `load`."""
         with self._manager() as manager:
-            return self._look(manager, identity)
+            return self._poll(manager, identity)
 
     def sampler_handle(self) -> str:
-        """Opens a sampler on the deployment, in any process; no credentials in it."""
+        """A handle that opens a sampler on the deployment in any process; has no credentials."""
         from fireworks.training.sdk import DeploymentSampler, FiretitanSamplingClient
 
         with self._manager() as manager:
@@ -106,15 +104,15 @@ class Hotloader:
         finally:
             client.close()
 
-    def _ask(
+    def _request(
         self,
         manager: "DeploymentManager",
         identity: str,
         previous: str | None,
         deadline: float,
-        given_up: Callable[[], bool],
+        abandoned: Callable[[], bool],
     ) -> None:
-        """Send the request, again for as long as the deployment isn't ready for one."""
+        """Request the load; retry while the deployment isn't ready."""
         import httpx
         from fireworks.training.sdk import DEFAULT_CHECKSUM_FORMAT, DEFAULT_DELTA_COMPRESSION
 
@@ -124,7 +122,7 @@ class Hotloader:
             "checksum_format": DEFAULT_CHECKSUM_FORMAT,
         }
         while True:
-            if given_up():
+            if abandoned():
                 raise TrainerStateLostError(f"{identity} isn't loaded: its lease has ended")
             try:
                 manager.hotload(
@@ -137,36 +135,33 @@ class Hotloader:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code not in NOT_READY or time.monotonic() > deadline:
                     raise
-            time.sleep(ASK_AGAIN)
+            time.sleep(RETRY_INTERVAL)
 
-    def _look_until_told(
+    def _poll_until_answered(
         self, manager: "DeploymentManager", identity: str, deadline: float
-    ) -> Serving:
-        """Look, and again for as long as nobody answers."""
+    ) -> ServingStatus:
         while True:
             try:
-                return self._look(manager, identity)
+                return self._poll(manager, identity)
             except Exception as error:
-                if not _tells_nothing(error) or time.monotonic() > deadline:
+                if not _is_transient(error) or time.monotonic() > deadline:
                     raise
-                log.info(
-                    "deployment %s is looked at again: %s", self.deployment_id, describe(error)
-                )
-            time.sleep(ASK_AGAIN)
+                log.info("polling deployment %s again: %s", self.deployment_id, describe(error))
+            time.sleep(RETRY_INTERVAL)
 
-    def _look(self, manager: "DeploymentManager", identity: str | None) -> Serving:
+    def _poll(self, manager: "DeploymentManager", identity: str | None) -> ServingStatus:
         status = manager.hotload_check_status(self.deployment_id, self._config.base_model)
         replicas: list[dict[str, Any]] = status.get("replicas") or []
         if not replicas:
-            return Serving(False, None, "no replica", None, "")
+            return ServingStatus(False, None, "no replica", None, "")
 
         def progress(replica: dict[str, Any]) -> tuple[bool, bool]:
             ready = bool(replica.get("readiness"))
             return ready and replica.get("current_snapshot_identity") == identity, ready
 
-        slowest = min(replicas, key=progress)  # all of them sample
+        slowest = min(replicas, key=progress)  # any replica may be sampled
         loading = slowest.get("loading_state") or {}
-        return Serving(
+        return ServingStatus(
             ready=bool(slowest.get("readiness")),
             identity=slowest.get("current_snapshot_identity"),
             stage=str(loading.get("stage", "unknown")),
@@ -176,7 +171,7 @@ class Hotloader:
 
     @contextmanager
     def _manager(self) -> "Iterator[DeploymentManager]":
-        """The SDK's manager, and its errors as ours."""
+        """The SDK's manager, with translated errors."""
         from fireworks.training.sdk import DeploymentManager
 
         try:
@@ -191,9 +186,8 @@ class Hotloader:
             raise translated(error, operation, self._config.api_key_env) from error
 
 
-def _tells_nothing(error: Exception) -> bool:
-    """Whether a look that ended so may be repeated, in the hope of an answer: it changed nothing,
-    whatever became of it. The SDK does that itself after some of these, for a while."""
+def _is_transient(error: Exception) -> bool:
+    """Whether to repeat a poll that ended in this error; polls have no effect."""
     import httpx
 
     status = status_of(error)

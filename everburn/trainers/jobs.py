@@ -1,9 +1,8 @@
-"""A run's trainer job and deployment: made, waited for, attached again, cleaned up, all by ids.
+"""A run's trainer job and deployment: creation, progress, reattachment and cleanup.
 
-Owns the calls to the control plane, through the SDK's managers, and what each state asks for.
-Every call is short and may be repeated by any worker at any time: what there is, is looked up, and
-what a run may have is in its record before it is made. Doesn't own the waiting (the TrainerLease
-workflow) or what is trained (dedicated.py).
+Owns the calls to the control plane, through the SDK's managers, and the reaction to each state. All
+calls are short and idempotent: present state is looked up, and ids are recorded before anything is
+created. Doesn't own the waiting (the TrainerLease workflow) or training (dedicated.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -35,16 +34,16 @@ RESUMABLE = frozenset(
 )
 GONE = frozenset({"JOB_STATE_DELETED", "JOB_STATE_ARCHIVED", "JOB_STATE_DELETING"})
 BROKEN_DEPLOYMENT = frozenset({"FAILED", "DELETED", "DELETING"})
-AT_ONCE: dict[str, float] = {"poll_interval_s": 0, "timeout_s": 0, "pending_timeout_s": 0}
-"""The SDK's waits as single looks: TimeoutError where it isn't so yet."""
-LOOKS = 3
-"""Looks at once: something that is made in no time needn't be waited for."""
+NO_WAIT: dict[str, float] = {"poll_interval_s": 0, "timeout_s": 0, "pending_timeout_s": 0}
+"""Makes the SDK's waits single polls that raise TimeoutError."""
+POLLS = 3
+"""Polls per `advance`: jobs and deployments that are ready at once need no wait."""
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far a run's resources are. stage: `pending` waits for capacity, which may take days.
-    resumed: a stopped job was started again just now, and `text` says how it had ended."""
+    """Progress of a run's job and deployment. stage: `pending` waits for capacity, possibly for
+    days. resumed: a stopped job was just restarted; `text` says how it had ended."""
 
     stage: Literal["ready", "pending", "starting"]
     text: str = ""
@@ -60,43 +59,43 @@ class RunResources:
         self._store = ArtifactStore.of(run)
 
     def advance(self) -> Readiness:
-        """Do what can be done now towards a running job and a ready deployment.
+        """Take the next steps towards a running job and a ready deployment.
 
         Raises:
-            TrainerRejectedError: says what is refused, and what to change.
-            TrainerClosedError: the account may not have it.
-            TrainerCapacityError: the control plane has no room for it now.
+            TrainerRejectedError: a request was refused; says what to change.
+            TrainerClosedError: the account may not create it.
+            TrainerCapacityError: the control plane has no capacity now.
             TrainerUnavailableError: the control plane can't be reached.
-            StoreError: what the run may have can't be recorded, or looked up.
+            StoreError: the record can't be written or read.
         """
         with _managers(self._config) as (jobs, deployments):
-            for _ in range(LOOKS):
-                found = self._advance(jobs, deployments, self._record())
-                if found.stage == "ready" or found.resumed:
+            for _ in range(POLLS):
+                readiness = self._advance(jobs, deployments, self._record())
+                if readiness.stage == "ready" or readiness.resumed:
                     break
-        return found
+        return readiness
 
     def clean_up(self) -> str:
-        """Give back what the run made, as its configuration says; returns what was done. What can't
-        be given back keeps nothing else.
+        """Clean up the run's job and deployment as configured; returns what was done. A failure of
+        one doesn't keep the other.
 
         Raises:
-            TrainerUnavailableError: something couldn't be given back yet; says what, and what was.
-            StoreError: what the run has can't be looked up.
+            TrainerUnavailableError: some cleanup failed; says which, and what was done.
+            StoreError: the record can't be read.
         """
         record = find_resources(self._store)
         if record is None:
-            return "nothing was made"
+            return "nothing was created"
         done: list[str] = []
         failed: list[str] = []
         with _managers(self._config) as (jobs, deployments):
-            both: dict[str, Callable[[], str]] = {
+            cleanups: dict[str, Callable[[], str]] = {
                 _deployment(record): lambda: self._clean_up_deployment(deployments, record),
                 _job(record): lambda: self._clean_up_job(jobs, record),
             }
-            for what, clean_up in both.items():
+            for name, clean_up in cleanups.items():
                 try:
-                    with _translated(what, self._config):
+                    with _translated(name, self._config):
                         done.append(clean_up())
                 except TrainerError as error:
                     failed.append(str(error))
@@ -106,9 +105,9 @@ class RunResources:
         return text
 
     def _record(self) -> ResourceRecord:
-        found = find_resources(self._store)
-        if found is not None:
-            return found
+        record = find_resources(self._store)
+        if record is not None:
+            return record
         chain = run_owner(self._store).chain
         trainer, deployment = self._config.trainer_resource, self._config.deployment_resource
         return put_resources(self._store, planned_resources(self._run, chain, trainer, deployment))
@@ -117,7 +116,7 @@ class RunResources:
         self, jobs: "TrainerJobManager", deployments: "DeploymentManager", record: ResourceRecord
     ) -> Readiness:
         if self._config.deployment_resource.weight_sync_scope == "per_deployment":
-            # The job is made for the deployment's bucket, so the deployment comes first.
+            # The job is created for the deployment's bucket, so the deployment comes first.
             deployment = self._advance_deployment(jobs, deployments, record, None)
             job = self._advance_job(jobs, record)
         else:
@@ -137,23 +136,23 @@ class RunResources:
             job = jobs.try_get(record.job_id)
         if job is None:
             return self._create_job(jobs, record)
-        what, state = _job(record), str(job.get("state", ""))
+        name, state = _job(record), str(job.get("state", ""))
         if state in GONE:
             raise TrainerRejectedError(
-                f"{what}, to which trainer.job_id attaches, was deleted: name another, or none"
+                f"{name}, to which trainer.job_id attaches, was deleted: set another, or none"
             )
         if state in RESUMABLE:
-            with suppress(TimeoutError):  # it would wait in this process, for days if need be
-                jobs.resume_and_wait(record.job_id, **AT_ONCE)
-            return Readiness("starting", f"{what}, which was {_said(job)}", resumed=True)
+            with suppress(TimeoutError):  # the SDK would wait for days if necessary
+                jobs.resume_and_wait(record.job_id, **NO_WAIT)
+            return Readiness("starting", f"{name}, which was {_described(job)}", resumed=True)
         if state == "JOB_STATE_PENDING":
-            return Readiness("pending", f"{what}: pending, for lack of capacity")
+            return Readiness("pending", f"{name}: pending, for lack of capacity")
         if state != "JOB_STATE_RUNNING":
-            return Readiness("starting", f"{what}: {_said(job)}")
+            return Readiness("starting", f"{name}: {_described(job)}")
         try:
-            jobs.wait_for_ready(record.job_id, **AT_ONCE)
+            jobs.wait_for_ready(record.job_id, **NO_WAIT)
         except TimeoutError:
-            return Readiness("starting", f"{what}: running, and not answering yet")
+            return Readiness("starting", f"{name}: running, and not answering yet")
         return Readiness("ready")
 
     def _create_job(self, jobs: "TrainerJobManager", record: ResourceRecord) -> Readiness:
@@ -162,10 +161,11 @@ class RunResources:
         if not record.own_job:
             raise TrainerRejectedError(
                 f"there is no trainer job {record.job_id} in account {jobs.account_id}, to which "
-                "trainer.job_id attaches: name an existing job, or leave it out"
+                "trainer.job_id attaches: set an existing job, or remove it"
             )
-        wish = self._config.trainer_resource
-        shape = jobs.resolve_training_profile(wish.training_shape) if wish.training_shape else None
+        trainer = self._config.trainer_resource
+        training_shape = trainer.training_shape
+        shape = jobs.resolve_training_profile(training_shape) if training_shape else None
         per_deployment = self._config.deployment_resource.weight_sync_scope == "per_deployment"
         jobs.create(
             TrainerJobConfig(
@@ -173,32 +173,32 @@ class RunResources:
                 lora_rank=self._config.lora_rank,
                 requested_job_id=record.job_id,
                 display_name=f"everburn {self._run.id}"[:63],
-                # Without a version the parent shape: the control plane takes its latest.
-                training_shape_ref=wish.training_shape,
+                # A shape without a version: the control plane uses its latest version.
+                training_shape_ref=training_shape,
                 auto_select_training_shape=shape is None,
-                max_context_length=None if shape is not None else wish.max_context_length,
-                trainer_replica_count=wish.replicas,
-                region=wish.region,
-                use_reservation=wish.use_reservation,
-                reservation_target=wish.reservation_target,
-                inactivity_timeout=timedelta(seconds=wish.inactivity_timeout),
+                max_context_length=None if shape is not None else trainer.max_context_length,
+                trainer_replica_count=trainer.replicas,
+                region=trainer.region,
+                use_reservation=trainer.use_reservation,
+                reservation_target=trainer.reservation_target,
+                inactivity_timeout=timedelta(seconds=trainer.inactivity_timeout),
                 hot_load_deployment_id=record.deployment_id if per_deployment else None,
             )
         )
         return Readiness("starting", f"{_job(record)}: created")
 
     def _clean_up_job(self, jobs: "TrainerJobManager", record: ResourceRecord) -> str:
-        what = _job(record)
+        name = _job(record)
         if not record.own_job or self._config.trainer_resource.cleanup == "keep":
-            return f"{what} is kept, and stops by itself when it is idle"
+            return f"{name} is kept, and stops by itself when it is idle"
         job = jobs.try_get(record.job_id)
         if job is None or job.get("state") in GONE:
-            return f"{what} is deleted"
-        jobs.delete(record.job_id)  # only logs what fails
+            return f"{name} is deleted"
+        jobs.delete(record.job_id)  # only logs failures
         job = jobs.try_get(record.job_id)
         if job is not None and job.get("state") not in GONE:
-            raise TrainerUnavailableError(f"{what} couldn't be deleted: it is {_said(job)}")
-        return f"{what} is deleted"
+            raise TrainerUnavailableError(f"{name} couldn't be deleted: it is {_described(job)}")
+        return f"{name} is deleted"
 
     # The deployment
 
@@ -209,29 +209,29 @@ class RunResources:
         record: ResourceRecord,
         trainer: str | None,
     ) -> Readiness:
-        what = _deployment(record)
-        found = deployments.get(record.deployment_id)
-        if found is None or (found.state in BROKEN_DEPLOYMENT and record.own_deployment):
-            found = self._create_deployment(jobs, deployments, record, trainer)
-        elif found.state in BROKEN_DEPLOYMENT:
-            raise TrainerRejectedError(f"{what} is {found.state}: name another, or none")
-        elif changes := self._changes(found, trainer):
+        name = _deployment(record)
+        deployment = deployments.get(record.deployment_id)
+        if deployment is None or (deployment.state in BROKEN_DEPLOYMENT and record.own_deployment):
+            deployment = self._create_deployment(jobs, deployments, record, trainer)
+        elif deployment.state in BROKEN_DEPLOYMENT:
+            raise TrainerRejectedError(f"{name} is {deployment.state}: set another, or none")
+        elif changes := self._changes(deployment, trainer):
             _update(deployments, record.deployment_id, changes)
-            return Readiness("starting", f"{what}: taking another trainer's weights")
+            return Readiness("starting", f"{name}: switching to another trainer's weights")
         try:
             deployments.wait_for_ready(record.deployment_id, timeout_s=0.1, poll_interval_s=0.1)
         except TimeoutError:
-            return Readiness("starting", f"{what}: {found.state.lower()}")
+            return Readiness("starting", f"{name}: {deployment.state.lower()}")
         try:
             status = deployments.hotload_check_status(record.deployment_id, self._config.base_model)
         except Exception as error:
             if status_of(error) not in NOT_READY:
                 raise
-            return Readiness("starting", f"{what}: {describe(error)}")
+            return Readiness("starting", f"{name}: {describe(error)}")
         if not status.get("replicas"):
             if record.own_deployment:
                 _update(deployments, record.deployment_id, self._replicas())
-            return Readiness("starting", f"{what}: no replica yet")
+            return Readiness("starting", f"{name}: no replica yet")
         return Readiness("ready")
 
     def _create_deployment(
@@ -246,21 +246,21 @@ class RunResources:
         if not record.own_deployment:
             raise TrainerRejectedError(
                 f"there is no deployment {record.deployment_id} in account "
-                f"{deployments.account_id}: name an existing one as deployment.deployment_id, or "
-                "leave it out"
+                f"{deployments.account_id}: set deployment.deployment_id to an existing one, or "
+                "remove it"
             )
-        wish = self._config.deployment_resource
+        settings = self._config.deployment_resource
         return deployments.create_or_get(
             DeploymentConfig(
                 deployment_id=record.deployment_id,
                 base_model=self._config.base_model,
                 description=f"everburn run {self._run.id}",
                 deployment_shape=self._deployment_shape(jobs),
-                region=wish.region,
-                min_replica_count=wish.replicas,
-                max_replica_count=wish.replicas,
+                region=settings.region,
+                min_replica_count=settings.replicas,
+                max_replica_count=settings.replicas,
                 hot_load_trainer_job=trainer,
-                hot_load_transition_type=wish.transition_type,
+                hot_load_transition_type=settings.transition_type,
                 for_training=True,
             )
         )
@@ -272,14 +272,12 @@ class RunResources:
             return shape
         return jobs.resolve_training_profile(training).deployment_shape or None
 
-    def _changes(self, found: "DeploymentInfo", trainer: str | None) -> "list[_Change]":
-        """What an existing deployment must be told."""
+    def _changes(self, deployment: "DeploymentInfo", trainer: str | None) -> "list[_Change]":
         changes: list[_Change] = []
-        if trainer is not None and found.hot_load_trainer_job != trainer:
+        if trainer is not None and deployment.hot_load_trainer_job != trainer:
             changes.append(("hot_load_trainer_job", "hotLoadTrainerJob", trainer))
-        wish = self._config.deployment_resource
-        transition = (wish.transition_type or "").upper()
-        if transition and (found.hot_load_transition_type or "ASYNC") != transition:
+        transition = (self._config.deployment_resource.transition_type or "").upper()
+        if transition and (deployment.hot_load_transition_type or "ASYNC") != transition:
             changes.append(("hot_load_transition_type", "hotLoadTransitionType", transition))
         return changes
 
@@ -291,24 +289,24 @@ class RunResources:
         ]
 
     def _clean_up_deployment(self, deployments: "DeploymentManager", record: ResourceRecord) -> str:
-        what = _deployment(record)
+        name = _deployment(record)
         cleanup = self._config.deployment_resource.cleanup
         if not record.own_deployment or cleanup == "keep":
-            return f"{what} is kept, and costs as long as it has replicas"
-        found = deployments.get(record.deployment_id)
-        if found is None or found.state in BROKEN_DEPLOYMENT:
-            return f"{what} is deleted"
+            return f"{name} is kept, and costs as long as it has replicas"
+        deployment = deployments.get(record.deployment_id)
+        if deployment is None or deployment.state in BROKEN_DEPLOYMENT:
+            return f"{name} is deleted"
         if cleanup == "scale_to_zero":
-            deployments.scale_to_zero(record.deployment_id)  # only logs what fails
+            deployments.scale_to_zero(record.deployment_id)  # only logs failures
             status = deployments.hotload_check_status(record.deployment_id, self._config.base_model)
             if status.get("replicas"):
-                raise TrainerUnavailableError(f"{what} still has replicas")
-            return f"{what} is scaled to zero"
-        deployments.delete(record.deployment_id)  # only logs what fails
-        found = deployments.get(record.deployment_id)
-        if found is not None and found.state not in BROKEN_DEPLOYMENT:
-            raise TrainerUnavailableError(f"{what} couldn't be deleted: it is {found.state}")
-        return f"{what} is deleted"
+                raise TrainerUnavailableError(f"{name} still has replicas")
+            return f"{name} is scaled to zero"
+        deployments.delete(record.deployment_id)  # only logs failures
+        deployment = deployments.get(record.deployment_id)
+        if deployment is not None and deployment.state not in BROKEN_DEPLOYMENT:
+            raise TrainerUnavailableError(f"{name} couldn't be deleted: it is {deployment.state}")
+        return f"{name} is deleted"
 
 
 _Change = tuple[str, str, str | int]
@@ -327,7 +325,7 @@ def _update(deployments: "DeploymentManager", deployment: str, changes: list[_Ch
 def _managers(
     config: RunConfig,
 ) -> "Iterator[tuple[TrainerJobManager, DeploymentManager]]":
-    """The SDK's managers; their errors become ours."""
+    """The SDK's managers, with translated errors."""
     from fireworks.training.sdk import DeploymentManager, TrainerJobManager
 
     root = api_root(config)
@@ -346,7 +344,7 @@ def _managers(
 
 @contextmanager
 def _translated(operation: str, config: RunConfig) -> Iterator[None]:
-    """The SDK's errors as ours: see errors.py. The store's stay what they are."""
+    """Translates the SDK's errors (errors.py), but not the store's."""
     try:
         yield
     except (TrainerError, StoreError):
@@ -363,8 +361,7 @@ def _deployment(record: ResourceRecord) -> str:
     return f"deployment {record.deployment_id}"
 
 
-def _said(job: dict[str, Any]) -> str:
-    """A job's state and the control plane's word on it."""
+def _described(job: dict[str, Any]) -> str:
     state = str(job.get("state", "")).removeprefix("JOB_STATE_").lower()
     status = job.get("status")
     message = status.get("message") if isinstance(status, dict) else job.get("statusMessage")

@@ -1,8 +1,8 @@
-"""A lease: one trainer session, made safe to drive by activities that run at least once.
+"""A lease: one trainer session that at-least-once activities can drive safely.
 
-Owns single flight per operation, the order of submissions, and the refusal of superseded epochs.
-Lives and dies with its process, as the session does. Doesn't own how a session works (Trainer)
-or who gets the next lease (the TrainerLease workflow).
+Owns the single execution of each operation, the order of submissions, and the refusal of superseded
+lease epochs. Lives in one process, as the session does. Doesn't own the session (Trainer) or the
+acquisition of the next lease (the TrainerLease workflow).
 """
 
 import asyncio
@@ -17,97 +17,101 @@ from everburn.trainers.protocol import Trainer, TrainerClosedError, TrainerState
 
 T = TypeVar("T")
 
-STEPPING = frozenset({"forward_backward", "optim_step", "replay"})
-"""Operations that belong to one step, and must not come after it."""
+STEP_OPERATIONS = frozenset({"forward_backward", "optim_step", "replay"})
+"""Operations that must not run after their step."""
 
 
 class OperationKey(NamedTuple):
-    """What an operation is, whoever asks for it and however often."""
+    """Identifies an operation across retries."""
 
     step: int
     operation: str
-    part: int = 0
+    submission: int = 0
 
 
 @dataclass
 class Lease:
-    """The session held under `epoch`; epochs of a run only grow."""
+    """The session held under lease epoch `epoch`, which only grows within a run."""
 
     epoch: int
     trainer: Trainer
-    _flights: dict[OperationKey, "asyncio.Task[Any]"] = field(default_factory=dict)
-    _turn: tuple[int, int] = (0, 0)
+    _operations: dict[OperationKey, "asyncio.Task[Any]"] = field(default_factory=dict)
+    _next: tuple[int, int] = (0, 0)
+    """Step and number of the next submission to send."""
     _turns: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _over: int = 0
-    """The last step whose update was asked for."""
+    _last_step: int = 0
+    """The last step whose update was requested."""
     _end: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: TrainerStateLostError | None = None
     released: bool = False
-    """Whether it ended because the run gave it back."""
+    """Whether it ended by the run's release."""
     closed: TrainerClosedError | None = None
-    """Why no other is to be had before a person has mended that, where it ended with this."""
+    """The error of the account that ended it, if any."""
 
-    async def once(self, epoch: int, key: OperationKey, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run an operation unless it has run or is running; then join it and share its outcome.
+    async def once(
+        self, lease_epoch: int, key: OperationKey, operation: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Run an operation, or join the one with the same key, and return its result.
 
-        The operation outlives its callers: a cancelled activity doesn't undo what was sent.
+        The operation outlives its callers: cancelling an activity doesn't cancel it.
 
         Raises:
-            StaleEpochError: the caller acts for a superseded lease.
-            TrainerStateLostError: the lease has ended, or the operation comes after its step: the
-                server sends activities again that a reset run was waiting for.
-            TrainerClosedError: it ends with this: the account may not train.
+            StaleEpochError: the caller has a superseded lease.
+            TrainerStateLostError: the lease has ended, or the operation's step is over (after a
+                reset of the run, the server may dispatch old activities again).
+            TrainerClosedError: the account may not train; ends the lease.
             CorruptArtifactError: a file of the run is unusable, for any lease.
         """
-        if epoch != self.epoch:
-            raise StaleEpochError(f"{key} is for epoch {epoch}; this lease is epoch {self.epoch}")
+        if lease_epoch != self.epoch:
+            raise StaleEpochError(
+                f"{key} is for lease epoch {lease_epoch}; this lease has {self.epoch}"
+            )
         if self._ended is not None:
             raise self._ended
-        flight = self._flights.get(key)
-        if flight is None:
+        task = self._operations.get(key)
+        if task is None:
             self._check_order(key)
-            flight = asyncio.ensure_future(self._fly(operation))
-            self._flights[key] = flight
+            task = asyncio.ensure_future(self._run(operation))
+            self._operations[key] = task
             self._forget_before(key.step)
-        return await asyncio.shield(flight)
+        return await asyncio.shield(task)
 
-    async def in_turn(self, step: int, index: int, send: Callable[[], Awaitable[T]]) -> T:
-        """Send submission `index` of `step` after those before it, and wait for its outcome.
+    async def in_turn(self, step: int, submission: int, send: Callable[[], Awaitable[T]]) -> T:
+        """Send a submission after the earlier ones of its step, and return its result.
 
-        Gradients are added up in the order of sending, so that a replay of the ledger adds them
-        in the same order, bit for bit. Outcomes may be pending together.
+        Gradients are summed in the order of sending, so that a replay of the ledger reproduces
+        them bit for bit. Results may be pending concurrently.
         """
         async with self._turns:
-            if self._turn[0] != step:
-                self._turn = (step, 0)
-            await self._turns.wait_for(lambda: self._ended or self._turn == (step, index))
+            if self._next[0] != step:
+                self._next = (step, 0)
+            await self._turns.wait_for(lambda: self._ended or self._next == (step, submission))
             if self._ended is not None:
                 raise self._ended
-            outcome = send()
-            self._turn = (step, index + 1)
+            result = send()
+            self._next = (step, submission + 1)
             self._turns.notify_all()
-        return await outcome
+        return await result
 
     async def release(self) -> None:
-        """The run doesn't need the lease any more: end it, and close the session."""
+        """End the lease for the run, and close the session."""
         self.released = self._ended is None
         await self.end(TrainerStateLostError(f"lease {self.epoch} was released"))
         await self.trainer.close()
 
     async def wait_ended(self, timeout: float) -> None:
-        """Return when the lease has ended, or after `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._end.wait(), timeout)
 
     async def end(self, reason: TrainerStateLostError) -> None:
-        """Refuse everything from now on, with `reason`."""
+        """Refuse all further operations with `reason`."""
         self._ended = self._ended or reason
         self._end.set()
         async with self._turns:
             self._turns.notify_all()
 
     async def close_for(self, reason: TrainerClosedError) -> None:
-        """End it, and tell the run that no other is to be had."""
+        """End the lease because the account may not train."""
         self.closed = reason
         await self.end(TrainerStateLostError(str(reason)))
 
@@ -115,7 +119,7 @@ class Lease:
     def ended(self) -> TrainerStateLostError | None:
         return self._ended
 
-    async def _fly(self, operation: Callable[[], Awaitable[T]]) -> T:
+    async def _run(self, operation: Callable[[], Awaitable[T]]) -> T:
         try:
             return await operation()
         except TrainerStateLostError as error:
@@ -127,20 +131,20 @@ class Lease:
         except CorruptArtifactError:
             raise
         except StoreError as error:
-            # Whatever the session has done by now, the run's folder doesn't know.
-            lost = TrainerStateLostError(str(error))
-            await self.end(lost)
-            raise lost from error
+            # The session may have applied operations that the run's folder doesn't record.
+            reason = TrainerStateLostError(str(error))
+            await self.end(reason)
+            raise reason from error
 
     def _check_order(self, key: OperationKey) -> None:
-        if key.operation not in STEPPING:
+        if key.operation not in STEP_OPERATIONS:
             return
-        if key.step <= self._over:
-            raise TrainerStateLostError(f"{key} comes too late: step {self._over} was taken")
+        if key.step <= self._last_step:
+            raise TrainerStateLostError(f"{key} comes too late: step {self._last_step} was taken")
         if key.operation != "forward_backward":
-            self._over = key.step
+            self._last_step = key.step
 
     def _forget_before(self, step: int) -> None:
-        """Results of earlier steps are committed: nobody asks for them again."""
-        for key in [key for key in self._flights if key.step < step - 1]:
-            del self._flights[key]
+        """Drop results of earlier steps, which are committed."""
+        for key in [key for key in self._operations if key.step < step - 1]:
+            del self._operations[key]

@@ -1,8 +1,8 @@
-"""Agreement: whether a published snapshot serves what the trainer has.
+"""The probe after each publication: does the sampler serve the trainer's weights?
 
-Owns the probe after each publication: the trainer and a sampler of the snapshot score the same
-recorded completion, and must agree. It costs one forward pass over one sequence and one request
-for one token. Doesn't own what follows from a disagreement (the run fails) or the transport.
+The trainer and a sampler of the snapshot score the same recorded completion and must agree. Costs
+one forward pass over one sequence and a sampling request for one token. Doesn't own the reaction to
+a mismatch (the run fails) or the transport.
 """
 
 import math
@@ -17,40 +17,41 @@ from everburn.records.store import ArtifactStore
 from everburn.trainers.protocol import PublicationMismatchError, Snapshot, Trainer
 
 SCORED_TOKENS = 64
-"""Tokens of the completion that are compared; its prompt is only read."""
-LONGEST = 8192
-"""Tokens of a sequence that is still cheap to score."""
-BEFORE_ANY_COMPLETION = list(range(1, 9))
-"""What the initial policy is asked to score: nothing has been sampled yet, and every vocabulary has
-these."""
+"""Completion tokens that are compared."""
+MAX_SEQUENCE = 8192
+"""Longest sequence (tokens) that is cheap to score."""
+INITIAL_PROBE = list(range(1, 9))
+"""Token ids for the initial policy, which has no completions yet; each vocabulary has these."""
 
 
 async def check_served(
     trainer: Trainer, snapshot: Snapshot, tokens: list[int], first: int, tolerance: float
 ) -> float:
-    """The mean absolute difference of log-probabilities over tokens[first:], in nats.
+    """The mean absolute difference of logprobs over tokens[first:], in nats.
 
     Raises:
-        PublicationMismatchError: it is above the tolerance, or not a number.
+        PublicationMismatchError: it exceeds the tolerance or is NaN.
         TrainerStateLostError: the snapshot isn't served.
     """
-    own, served = await trainer.score_twice(snapshot, tokens)
-    gap = mean_gap(own[first - 1 :], served[first - 1 :])
+    trained, served = await trainer.score_twice(snapshot, tokens)
+    gap = mean_gap(trained[first - 1 :], served[first - 1 :])
     if not gap <= tolerance:
         raise PublicationMismatchError(
-            f"{snapshot.path} doesn't serve what was trained: over {len(tokens) - first} tokens of "
-            f"a recorded completion its log-probabilities differ from the trainer's by {gap:.3g} "
-            f"nats on average, more than publication_tolerance = {tolerance:g}. The sampler holds "
-            "other weights (stale, or of another model), or computes very differently; if that is "
-            "to be expected, only a fork can tolerate more: `everburn fork RUN --at-step K --set "
+            f"{snapshot.path} doesn't serve the trained weights: over {len(tokens) - first} tokens "
+            f"of a recorded completion its logprobs differ from the trainer's by {gap:.3g} nats on "
+            f"average, more than publication_tolerance = {tolerance:g}. The sampler has other "
+            "weights (stale, or of another model) or other numerics; if the difference is "
+            "expected, only a fork can tolerate more: `everburn fork RUN --at-step K --set "
             "publication_tolerance=...`"
         )
     return gap
 
 
-def recorded_completion(store: ArtifactStore, version: int, epoch: int) -> tuple[list[int], int]:
-    """Tokens that the step of `version` has trained, and the index of the first to compare."""
-    manifest = _first_submission(store, version, epoch)
+def recorded_completion(
+    store: ArtifactStore, version: int, lease_epoch: int
+) -> tuple[list[int], int]:
+    """Tokens trained by the step of `version`, and the index of the first to compare."""
+    manifest = _first_submission(store, version, lease_epoch)
     groups = [] if manifest is None else manifest.groups
     for ref in groups:
         group = GroupManifest.model_validate(store.get_json(ref))
@@ -58,22 +59,24 @@ def recorded_completion(store: ArtifactStore, version: int, epoch: int) -> tuple
             segment = read_rollout(store, member.stored)[1].segments[0]
             first = list(segment.loss_mask).index(1)
             end = first + SCORED_TOKENS
-            if first > 0 and end <= LONGEST:
+            if first > 0 and end <= MAX_SEQUENCE:
                 return [int(token) for token in segment.tokens[:end]], first
-    return BEFORE_ANY_COMPLETION, 1
+    return INITIAL_PROBE, 1
 
 
-def _first_submission(store: ArtifactStore, version: int, epoch: int) -> SubmissionManifest | None:
-    """Of a committed step by its ledger entry, else of the one that is being taken."""
+def _first_submission(
+    store: ArtifactStore, version: int, lease_epoch: int
+) -> SubmissionManifest | None:
+    """The first submission of a step, from its ledger entry if it is committed."""
     entry = find_entry(store, version)
     if entry is not None:
-        found = store.find_json(entry.submissions[0].key) if entry.submissions else None
+        manifest = store.find_json(entry.submissions[0].key) if entry.submissions else None
     else:
-        found = store.find_json(submission_key(version, 0, epoch))
-    return None if found is None else SubmissionManifest.model_validate(found)
+        manifest = store.find_json(submission_key(version, 0, lease_epoch))
+    return None if manifest is None else SubmissionManifest.model_validate(manifest)
 
 
-def mean_gap(own: Sequence[float], served: Sequence[float]) -> float:
-    """The mean absolute difference of log-probabilities, in nats."""
-    gaps = [abs(a - b) for a, b in zip(own, served, strict=True)]
+def mean_gap(trained: Sequence[float], served: Sequence[float]) -> float:
+    """The mean absolute difference of logprobs, in nats."""
+    gaps = [abs(a - b) for a, b in zip(trained, served, strict=True)]
     return math.fsum(gaps) / len(gaps)

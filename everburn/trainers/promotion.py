@@ -1,7 +1,7 @@
-"""Promotion: a snapshot becomes a model of the account, and nobody else's model is taken for it.
+"""Promotion of a snapshot to a model of the account.
 
-Owns what an answer tells about whether the model was made. Doesn't own which request makes it (the
-sessions) or how often that is tried (workflows/run/shutdown.py).
+Owns the conclusion from an answer whether the run's model was created. Doesn't own the requests
+(the sessions) or retries (workflows/run/shutdown.py).
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from everburn.config import RunConfig
 from everburn.secrets import redacted
-from everburn.trainers.errors import describe, signs_of, translated
+from everburn.trainers.errors import describe, traits_of, translated
 from everburn.trainers.protocol import (
     ModelIdTakenError,
     PromotionError,
@@ -31,45 +31,45 @@ def promote(
     *,
     again: bool,
 ) -> str:
-    """Make a model of a snapshot; returns the model's name. Blocks.
+    """Make a snapshot a model; returns the model's name. Blocks.
 
-    find: the control plane's name of the snapshot; it makes nothing. send: asks for the model, by
-    that name. again: an earlier try may have made the model, so one that exists is it.
+    find: returns the control plane's name of the snapshot. send: requests the model, by that name.
+    again: an earlier attempt may have created the model, so an existing one is taken for it.
 
     Raises:
-        ModelIdTakenError: a model of this id had existed before it was asked for.
-        PromotionRefusedError: no model was made.
-        PromotionError: whether one was made isn't known.
+        ModelIdTakenError: a model of this id existed before the request.
+        PromotionRefusedError: no model was created.
+        PromotionError: it is unknown whether one was created.
         TrainerClosedError: the account may not promote.
     """
-    what = f"{snapshot} isn't promoted to model {model_id}"
-    sent: list[str] = []
+    problem = f"{snapshot} isn't promoted to model {model_id}"
+    requests: list[str] = []
     try:
         name = f"accounts/{control.account_id}/models/{model_id}"
         if not again and model_exists(control, name):
-            raise _taken(what, name)
-        found = find()
-        _count_promotions(control, sent)
-        return redacted(str(send(found)["name"]))
+            raise _taken(problem, name)
+        snapshot_name = find()
+        _record_requests(control, requests)
+        return redacted(str(send(snapshot_name)["name"]))
     except PromotionError:
         raise
     except Exception as error:
-        closed = translated(error, what, config.api_key_env, opening=True)
+        closed = translated(error, problem, config.api_key_env, opening=True)
         if isinstance(closed, TrainerClosedError):
             raise closed from error
-        status = signs_of(error).status
-        if status == 409 and (again or len(sent) > 1):
-            # Just now there was none: of what was sent more than once, an earlier one has made it.
+        status = traits_of(error).status
+        if status == 409 and (again or len(requests) > 1):
+            # No model existed before, so an earlier one of the repeated requests created it.
             return name
         if status == 409:
-            raise _taken(what, name) from error
-        refused = not sent or (len(sent) == 1 and status is not None and status < 500)
+            raise _taken(problem, name) from error
+        refused = not requests or (len(requests) == 1 and status is not None and status < 500)
         kind = PromotionRefusedError if refused else PromotionError
-        raise kind(f"{what}: {describe(error)}") from error
+        raise kind(f"{problem}: {describe(error)}") from error
 
 
 def model_exists(control: "FireworksClient", name: str) -> bool:
-    """Whether the account sees a model. The SDK has no look-up of its record but this one."""
+    """Whether the model exists. The SDK has no other call that reads a model's record."""
     from fireworks.training.sdk.fireworks_client import ModelDetailsUnavailableError
 
     try:
@@ -79,23 +79,22 @@ def model_exists(control: "FireworksClient", name: str) -> bool:
             return False
         raise
     except ValueError:
-        return True  # it is there, and doesn't say whether it has experts
+        pass  # it exists, and its record doesn't say whether it has experts
     return True
 
 
-def _taken(what: str, name: str) -> ModelIdTakenError:
+def _taken(problem: str, name: str) -> ModelIdTakenError:
     return ModelIdTakenError(
-        f"{what}: {name} exists already. It isn't this run's, unless an earlier life of the run "
-        "was cut off while it made it: choose another output_model_id, or delete that model"
+        f"{problem}: {name} exists already. It isn't this run's, unless an earlier incarnation of "
+        "the run ended while creating it: choose another output_model_id, or delete that model"
     )
 
 
-def _count_promotions(control: "FireworksClient", sent: list[str]) -> None:
-    """Note each request for a promotion: the SDK repeats one itself, after a timeout or a 5xx that
-    may have been answered too late. It counts nothing itself."""
+def _record_requests(control: "FireworksClient", requests: list[str]) -> None:
+    """Append each promotion request to `requests`; the SDK repeats one after a timeout or a 5xx."""
 
-    def note(request: Any) -> None:
+    def record(request: Any) -> None:
         if request.url.path.endswith(":promote"):
-            sent.append(request.url.path)
+            requests.append(request.url.path)
 
-    control._sync_client.event_hooks = {"request": [note]}
+    control._sync_client.event_hooks = {"request": [record]}

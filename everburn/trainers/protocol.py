@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from everburn.config import Entrypoint
-from everburn.learning.losses import Settings
+from everburn.learning.losses import LossConfig
 from everburn.records.ledger import AdamParams
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TrainerError(Exception):
-    """Base of what a trainer session raises."""
+    """Base of the errors of a trainer session."""
 
 
 class TrainerStateLostError(TrainerError):
@@ -21,31 +21,30 @@ class TrainerStateLostError(TrainerError):
 
 
 class TrainerFailedError(TrainerStateLostError):
-    """The service answered an operation with a failure of its own, or with numbers that are not
-    finite. The lease ends; on another lease the same operation is likely to fail again."""
+    """The service answered an operation with a failure or with numbers that aren't finite. The
+    lease ends; another lease is likely to fail in the same way."""
 
 
 class TrainerRejectedError(TrainerError):
-    """The trainer refused a request as invalid; its state is untouched. The same request would be
-    refused again."""
+    """The trainer refused an invalid request; its state is unchanged. A retry would be refused."""
 
 
 class TrainerUnfitError(TrainerError):
-    """A session was to be had, but it can't do what the run's configuration asks for. Says what is
-    missing; asking again won't help."""
+    """The trainer can't do what the configuration needs. Names what is missing; a retry won't
+    help."""
 
 
 class TrainerUnavailableError(TrainerError):
-    """No session can be had at the moment: the server isn't reachable, or fails."""
+    """No session is available now: the server is unreachable or failing."""
 
 
 class TrainerCapacityError(TrainerUnavailableError):
-    """No session can be had for lack of capacity. Worth waiting for."""
+    """No session is available for lack of capacity. Worth waiting for."""
 
 
 class TrainerClosedError(TrainerError):
-    """The account may not train: the lease ends, and no other is to be had before a person has
-    mended that."""
+    """The account may not train: the lease ends, and no other is available until a person fixes
+    the account."""
 
 
 class QuotaExceededError(TrainerClosedError):
@@ -53,32 +52,31 @@ class QuotaExceededError(TrainerClosedError):
 
 
 class KeyRefusedError(TrainerClosedError):
-    """The API key is missing, invalid, or lacks a permission. Names the variable."""
+    """The API key is missing, invalid or lacks a permission. Names the variable."""
 
 
 class PromotionError(TrainerError):
-    """Nobody knows whether a snapshot was made a model of the account; the session is unharmed."""
+    """It is unknown whether the model was created. The session isn't affected."""
 
 
 class PromotionRefusedError(PromotionError):
-    """No model was made. Asking again may help."""
+    """No model was created. A retry may help."""
 
 
 class ModelIdTakenError(PromotionError):
-    """A model of that id is there, and not by this run. Asking again won't help."""
+    """A model of that id exists and isn't this run's. A retry won't help."""
 
 
 class PublicationMismatchError(TrainerError):
-    """The sampler doesn't serve what was trained: its log-probabilities of a recorded completion
-    differ from the trainer's."""
+    """The sampler's logprobs of a recorded completion differ from the trainer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What one `forward_backward` request did.
+    """The result of one `forward_backward` request.
 
-    metrics: of the trainer, `loss:sum` among them. logprobs: per datum, of each target under the
-    trainer's current weights. loss_metrics: what a Python loss returned beside its loss.
+    metrics: the trainer's, including `loss:sum`. logprobs: per datum and target, under the current
+    weights. loss_metrics: those that a Python loss returned.
     """
 
     metrics: dict[str, float]
@@ -88,8 +86,8 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Sampler weights: `path` names them, `handle` opens a sampler on them (no credentials);
-    `shared` where the handle serves whatever was published last."""
+    """Sampler weights. path: their name. handle: opens a sampler (no credentials). shared: the
+    handle serves the latest published snapshot, not this one."""
 
     path: str
     handle: str
@@ -97,74 +95,57 @@ class Snapshot:
 
 
 class Trainer(Protocol):
-    """One trainer session. Operations are applied in the order in which they are called.
+    """One trainer session. Operations are applied in the order of the calls.
 
-    Every method may raise TrainerStateLostError, TrainerRejectedError and TrainerClosedError.
+    Each method may raise TrainerStateLostError, TrainerRejectedError and TrainerClosedError.
     """
 
     @property
     def session(self) -> str:
-        """The session's id, for people who look for it at the service."""
-        ...
+        """The session's id at the service, for people."""
 
     def forward_backward(
-        self, datums: "list[Datum]", loss: str | Entrypoint, loss_config: Settings
+        self, datums: "list[Datum]", loss: str | Entrypoint, loss_config: LossConfig
     ) -> Awaitable[Gradients]:
-        """Add the gradients of `datums` to what the session has accumulated.
+        """Add the gradients of `datums` to the accumulated ones.
 
-        loss: a loss of the service by its name in a configuration, or a Python function.
-        The call itself takes the request's place in the order; the awaitable is its outcome.
+        loss: the name of a built-in loss, or a Python function. The call determines the request's
+        place in the order; the awaitable is its result.
         """
-        ...
 
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
-        """Per sequence of token ids, the logprob of each token after the first, under the
-        session's current weights. Changes nothing."""
-        ...
+        """Per sequence, the logprob of each token after the first under the current weights."""
 
     async def optim_step(self, adam: AdamParams) -> dict[str, float]:
-        """One optimizer step over the accumulated gradients, which it clears. Returns metrics."""
-        ...
+        """Apply and clear the accumulated gradients. Returns metrics."""
 
     async def publish(self, name: str) -> Snapshot:
-        """Make the current weights available to samplers under `name`."""
-        ...
+        """Make the current weights available to samplers."""
 
     async def score_twice(
         self, snapshot: Snapshot, tokens: list[int]
     ) -> tuple[list[float], list[float]]:
-        """The logprob of each token after the first, under the session's current weights, and as a
-        sampler of the snapshot computes it.
-
-        Raises TrainerStateLostError where the snapshot isn't served.
-        """
-        ...
+        """The logprob of each token after the first, by the trainer's current weights and by a
+        sampler of the snapshot. Raises TrainerStateLostError if the snapshot isn't served."""
 
     async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
-        """Make a model of the account from a snapshot, by its path; returns the model's name.
+        """Make a snapshot (by its path) a model of the account; returns the model's name.
 
-        again: an earlier try may have succeeded unseen: a model that exists is it.
-
-        Raises PromotionError and its kinds, which tell whether there may be a model now.
+        again: an earlier attempt may have succeeded, so an existing model is taken for its result.
+        Raises PromotionError and its subclasses.
         """
-        ...
 
     async def save_checkpoint(self, name: str) -> str:
-        """Save weights and optimizer; returns the reference that loads them."""
-        ...
+        """Save weights and optimizer; returns the path to load them."""
 
     async def load_checkpoint(self, path: str) -> None:
-        """Replace weights and optimizer by a saved state."""
-        ...
+        """Load weights and optimizer."""
 
     async def load_adapter(self, path: str) -> None:
-        """Replace the adapter's weights; the optimizer starts anew."""
-        ...
+        """Load the adapter's weights and reset the optimizer."""
 
     async def probe(self) -> None:
-        """Return if the session lives."""
-        ...
+        """Return if the session is alive."""
 
     async def close(self) -> None:
-        """Give the session back. Never raises."""
-        ...
+        """Release the session. Never raises."""

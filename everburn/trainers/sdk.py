@@ -1,9 +1,8 @@
-"""The Fireworks SDK, imported without torch.
+"""Imports the Fireworks SDK without torch.
 
-The SDK imports torch to recognise its tensors and for loss functions of one's own; Everburn gives
-it numpy arrays. Importing torch takes seconds of a trainer worker's start, which is part of every
-recovery, and a quarter of a gigabyte. So the SDK gets a module that turns to torch when something
-of it is used. Doesn't own anything that is done with the SDK (serverless.py).
+The SDK imports torch to recognize tensors and for custom losses; Everburn gives it numpy arrays.
+That takes seconds of each recovery and 250 MB. So the SDK gets a stand-in that imports torch on
+first use.
 """
 
 import contextlib
@@ -16,42 +15,42 @@ from types import ModuleType
 from typing import Any
 
 NAMES = ("FiretitanServiceClient", "Datum", "AdamParams", "RequestFailedError")
-"""What a session uses; the SDK imports what is behind its names on their first use."""
+"""Names that a session uses; the SDK imports them lazily."""
 
 _loading = threading.Lock()
 
 
 def load() -> None:
-    """Import the SDK; whoever comes second waits for the first."""
-    with _loading, _torch_on_first_use():
+    """Import the SDK; concurrent callers wait for the first."""
+    with _loading, _lazy_torch():
         sdk = importlib.import_module("fireworks.training.sdk")
         for name in NAMES:
             getattr(sdk, name)
 
 
-class _Torch(ModuleType):
-    """Torch, as soon as something of it is asked for."""
+class _LazyTorch(ModuleType):
+    """Imports torch on first attribute access."""
 
     def __getattr__(self, name: str) -> Any:
-        _withdraw(self)
+        _remove(self)
         return getattr(importlib.import_module("torch"), name)
 
 
 @contextlib.contextmanager
-def _torch_on_first_use() -> Iterator[None]:
-    """What is imported in the block gets a stand-in for torch, unless torch is there already."""
+def _lazy_torch() -> Iterator[None]:
+    """Modules imported in the block get a stand-in for torch, unless torch is imported already."""
     if "torch" in sys.modules or (spec := importlib.util.find_spec("torch")) is None:
         yield
         return
-    stand_in = _Torch("torch")
+    stand_in = _LazyTorch("torch")
     stand_in.__spec__ = spec
     sys.modules["torch"] = stand_in
     try:
         yield
     finally:
-        _withdraw(stand_in)
+        _remove(stand_in)
 
 
-def _withdraw(stand_in: ModuleType) -> None:
+def _remove(stand_in: ModuleType) -> None:
     if sys.modules.get("torch") is stand_in:
         del sys.modules["torch"]

@@ -1,15 +1,10 @@
-"""Requests that aren't sent twice.
+"""A transport that sends each mutation at most once.
 
-The SDK sends a request again whose answer it hasn't got: after a broken connection, a timeout, a
-5xx. Whether the service takes the second for what it is, for how long, and for which operations
-isn't known; a backward pass that is applied twice shows nowhere. So between the SDK and its network
-stands a transport that lets nothing through a second time that may have been applied: it answers
-itself, in a way that the SDK doesn't repeat, and the lease ends. From then on nothing gets through
-that changes the model. A request that was refused before any work, or for which there was no
-connection, may be sent again.
-
-Owns which requests these are and which ends of them are doubtful. Doesn't own what follows from the
-answer (errors.py: the lease ends).
+The SDK repeats a request after a broken connection, a timeout or a 5xx. It is unknown whether the
+service deduplicates repetitions, and a backward pass that is applied twice is invisible. So a
+request that may have been applied is answered here with an error that the SDK doesn't retry, the
+lease ends (errors.py), and later mutations of the session are refused. A request that was refused
+before any work, or had no connection, may be repeated.
 """
 
 import hashlib
@@ -22,38 +17,40 @@ CHANGING = frozenset(
         "optim_step",
         "load_weights",
         "load_adapter",
-        # Twice at once, or each a difference to the one before, they are no snapshot of one moment.
+        # Repeated, a save could mix two states, and a delta would build on the wrong base.
         "save_weights",
         "save_weights_for_sampler",
     }
 )
-"""Last part of the paths that do something to a model or to what is saved of it."""
+"""Last part of the paths of mutations."""
 NOT_REPEATED = 412
-"""A status that the SDK raises at once, and that no service sends for a training request."""
+"""A status that the SDK doesn't retry and that the service doesn't use for training requests."""
 
 
-def watched_client() -> httpx.AsyncClient:
-    """The SDK's own HTTP client, with a `SentOnce` between it and the network. For one session."""
+def send_once_client() -> httpx.AsyncClient:
+    """The SDK's HTTP client over a `SendOnceTransport`, for one session."""
     from fireworks.training.sdk._core._base_client import (
         AsyncHttpxClientWrapper,
         _default_pyqwest_transport,
     )
     from fireworks.training.sdk._core._constants import DEFAULT_TIMEOUT
 
-    network = SentOnce(_default_pyqwest_transport())
-    client: httpx.AsyncClient = AsyncHttpxClientWrapper(timeout=DEFAULT_TIMEOUT, transport=network)
+    transport = SendOnceTransport(_default_pyqwest_transport())
+    client: httpx.AsyncClient = AsyncHttpxClientWrapper(
+        timeout=DEFAULT_TIMEOUT, transport=transport
+    )
     return client
 
 
-class SentOnce(httpx.AsyncBaseTransport):
-    """A transport that refuses to send what may have been applied already."""
+class SendOnceTransport(httpx.AsyncBaseTransport):
+    """Refuses to repeat a request that may have been applied."""
 
     def __init__(self, network: httpx.AsyncBaseTransport) -> None:
         self._network = network
         self._refusal: str | None = None
         self._doubts: dict[bytes, str] = {}
-        """What became of a request that was sent and not answered, by its fingerprint: its body
-        holds model and sequence number, so that no two are alike."""
+        """Outcomes of requests that may have been applied, by fingerprint. Bodies contain model and
+        sequence number, so that fingerprints are unique."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         operation = request.url.path.rpartition("/")[2]
@@ -69,7 +66,7 @@ class SentOnce(httpx.AsyncBaseTransport):
         if self._refusal is not None:
             answer = {"error": {"message": self._refusal}}
             return httpx.Response(NOT_REPEATED, json=answer, request=request)
-        self._doubts[key] = "was given up"
+        self._doubts[key] = "was cancelled"
         return await self._send(request, key)
 
     async def aclose(self) -> None:
@@ -85,7 +82,7 @@ class SentOnce(httpx.AsyncBaseTransport):
             self._doubts[key] = f"ended in {type(error).__name__}"
             raise
         try:
-            # Small: the id by which the result is asked for. A connection may break before its end.
+            # The body is small, but the connection may break before its end.
             await response.aread()
         except Exception as error:
             self._doubts[key] = f"ended in {type(error).__name__}"
@@ -98,6 +95,6 @@ class SentOnce(httpx.AsyncBaseTransport):
 
 
 def _doubtful(status: int) -> bool:
-    """Whether a request that was answered so may have been applied. 4xx refuse it, and 503 does for
-    want of a server; 408 and the other 5xx come from those who have waited for one in vain."""
+    """Whether a request with this answer may have been applied. 4xx and 503 (no server) refuse it;
+    408 and the other 5xx may come from a proxy that waited for a server in vain."""
     return status == 408 or (status >= 500 and status != 503)

@@ -1,7 +1,7 @@
 """A serverless Fireworks training session, through the unmodified SDK.
 
-Owns the translation between Everburn's datums, losses and errors and the SDK's. Talks to the
-emulator just as it talks to Fireworks. Doesn't own leases, retries or the order of steps.
+Owns the translation of datums, losses and errors to and from the SDK. The emulator is used in the
+same way. Doesn't own leases, retries or the order of steps.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from everburn.config import Entrypoint, RunConfig
 from everburn.learning.datums import Datum
-from everburn.learning.losses import Settings, wire_loss_of
+from everburn.learning.losses import LossConfig, wire_loss_of
 from everburn.records.ledger import AdamParams
 from everburn.trainers import sdk
 from everburn.trainers.backends import (
@@ -29,7 +29,7 @@ from everburn.trainers.backends import (
 )
 from everburn.trainers.custom_loss import CustomLoss
 from everburn.trainers.errors import QUOTA_PATIENCE, describe, status_of, translated
-from everburn.trainers.guards import Tally, check_capabilities
+from everburn.trainers.guards import GradientCount, check_capabilities
 from everburn.trainers.promotion import promote
 from everburn.trainers.protocol import (
     Gradients,
@@ -38,7 +38,7 @@ from everburn.trainers.protocol import (
     TrainerUnavailableError,
     TrainerUnfitError,
 )
-from everburn.trainers.session_opening import opened
+from everburn.trainers.session_opening import wait_for_session
 from everburn.usercode.threads import in_thread
 
 if TYPE_CHECKING:
@@ -48,18 +48,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 600.0
-"""Seconds for a session and its model; the SDK itself would wait without saying so."""
+"""Seconds to open a session with its model; the SDK has no limit."""
 RESULT_TIMEOUT = 3600.0
-"""Seconds for the result of one request, which the SDK polls for ever."""
+"""Seconds for the result of one request; the SDK has no limit."""
 PUBLISH_TIMEOUT = 900.0
-"""Seconds for a snapshot to be saved and known to samplers."""
+"""Seconds to save a snapshot and make it available to samplers."""
 UNLOAD_TIMEOUT = 10.0
-"""Seconds for a model to be unloaded when its session is given back. The SDK first waits for the
-operations that are in flight."""
+"""Seconds to unload a closing session's model; the SDK first waits for operations in flight."""
 CLOSE_TIMEOUT = 30.0
-"""Seconds for a session to be given back; the SDK asks a service that is gone for minutes."""
+"""Seconds to close a session; the SDK retries for minutes if the service doesn't answer."""
 SERVED_TIMEOUT = 120.0
-"""Seconds for a sampler to answer for a snapshot."""
+"""Seconds for a sampler to load a snapshot and score."""
 SERVED_INTERVAL = 1.0
 
 
@@ -75,21 +74,21 @@ class ServerlessTrainer:
         self._service = service
         self._client = client
         self._config = config
-        self._custom_turn = asyncio.Lock()
-        self._tally = Tally()
+        self._custom_lock = asyncio.Lock()
+        self._gradient_count = GradientCount()
 
     @classmethod
     async def open(cls, config: RunConfig) -> "ServerlessTrainer":
-        """A new session with a new model: the base model and, with LoRA, a fresh adapter.
+        """A new session with a new model: the base model and, with LoRA, a new adapter.
 
         Raises:
-            TrainerUnavailableError: nothing answers, or there is no capacity.
+            TrainerUnavailableError: the service doesn't answer, or has no capacity.
             KeyRefusedError, QuotaExceededError: the account may not train.
-            TrainerRejectedError: the model is unknown, or can't be trained like this.
-            TrainerUnfitError: the session can't do what the configuration asks for.
+            TrainerRejectedError: the model is unknown, or can't be trained with these settings.
+            TrainerUnfitError: the session lacks a capability that the configuration needs.
         """
         try:
-            return await opened(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
+            return await wait_for_session(asyncio.to_thread(cls._open, config), OPEN_TIMEOUT)
         except TimeoutError:
             raise TrainerUnavailableError(
                 f"no training session for {config.base_model} within {OPEN_TIMEOUT:g} s"
@@ -113,9 +112,8 @@ class ServerlessTrainer:
                 seed=config.seed,
             )
         except Exception as error:
-            # Whatever the SDK raises here, nothing has been trained yet.
             if service is not None:
-                _close_quietly(service)
+                close_quietly(service)
             raise translated(
                 error,
                 f"no training session for {config.base_model} at {url}",
@@ -132,22 +130,21 @@ class ServerlessTrainer:
 
     @property
     def session(self) -> str:
-        """The session's id, for people who look for it at the service."""
         return str(self._service.training_session_id)
 
     def forward_backward(
-        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: LossConfig
     ) -> Awaitable[Gradients]:
         if isinstance(loss, Entrypoint):
-            # The SDK makes weights of its gradients: what the trainer counts of them isn't known.
-            self._tally.lose_count()
-            # A task, since its place in the queue of custom losses is taken by this call.
+            # Sent as a linear loss: it is unknown which of its sequences the trainer counts.
+            self._gradient_count.skip()
+            # A task, so that this call takes the place in the order of custom losses.
             return asyncio.ensure_future(self._custom(datums, loss))
         wire_loss, wire_config = wire_loss_of(loss, loss_config)
         data = [self._to_sdk(datum) for datum in datums]
         with self._translated("forward_backward"):
             future = self._client.forward_backward(data, wire_loss, wire_config or None)
-        self._tally.add(datums)
+        self._gradient_count.add(datums)
         return self._gradients(future)
 
     async def forward(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -173,7 +170,7 @@ class ServerlessTrainer:
             )
             result = await asyncio.wait_for(_result(future), RESULT_TIMEOUT)
         metrics = dict(result.metrics or {})
-        self._tally.settle(metrics)
+        self._gradient_count.check_update(metrics)
         return metrics
 
     async def publish(self, name: str) -> Snapshot:
@@ -195,15 +192,15 @@ class ServerlessTrainer:
     async def score_twice(
         self, snapshot: Snapshot, tokens: list[int]
     ) -> tuple[list[float], list[float]]:
-        (own,), served = await asyncio.gather(
+        (trained,), served = await asyncio.gather(
             self.forward([tokens]), self.served_logprobs(snapshot, tokens)
         )
-        return own, served
+        return trained, served
 
     async def served_logprobs(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
         """The sampler's half of `score_twice`."""
         with self._translated(f"sampling from {snapshot.path}"):
-            # Longer than the wait within: that one knows what the server says.
+            # Longer than the timeout inside, whose error has the server's message.
             return await asyncio.wait_for(self._score(snapshot, tokens), 2 * SERVED_TIMEOUT)
 
     async def _score(self, snapshot: Snapshot, tokens: list[int]) -> list[float]:
@@ -218,7 +215,7 @@ class ServerlessTrainer:
             sampler.close()
         logprobs = completion.inference_logprobs
         if logprobs is None or len(logprobs) < len(tokens) - 1:
-            raise ValueError("the sampler's answer holds no log-probabilities of the prompt")
+            raise ValueError("the sampler's answer has no logprobs of the prompt")
         return list(map(float, logprobs[: len(tokens) - 1]))
 
     async def promote(self, snapshot: str, model_id: str, *, again: bool) -> str:
@@ -235,7 +232,7 @@ class ServerlessTrainer:
                 snapshot,
                 model_id,
                 lambda: self._promotable(control, snapshot),
-                lambda name: self._ask_promotion(control, name, model_id),
+                lambda name: self._request_promotion(control, name, model_id),
                 again=again,
             )
 
@@ -244,12 +241,12 @@ class ServerlessTrainer:
         rows = control.list_training_session_checkpoints(
             f"accounts/{control.account_id}/trainingSessions/{self.session}"
         )
-        return str(listed(rows, snapshot)["name"])
+        return str(find_row(rows, snapshot)["name"])
 
-    def _ask_promotion(
+    def _request_promotion(
         self, control: "FireworksClient", name: str, model_id: str
     ) -> dict[str, Any]:
-        """The control plane's record of the new model."""
+        """Request the model; returns the control plane's record of it."""
         return dict(control.promote_session_checkpoint(name, model_id, self._config.base_model))
 
     async def save_checkpoint(self, name: str) -> str:
@@ -271,13 +268,13 @@ class ServerlessTrainer:
             await self._client.get_info_async()
 
     async def close(self) -> None:
-        # On a thread of its own, which goes on: a process that is told to end does so meanwhile.
+        # On its own thread, which continues after the timeout and doesn't block process exit.
         try:
             await asyncio.wait_for(in_thread(self._close), CLOSE_TIMEOUT)
         except TimeoutError:
             log.warning(
-                "session %s isn't given back yet: the service doesn't answer. Without heartbeats "
-                "it ends by itself",
+                "session %s isn't closed yet: the service doesn't answer. Without heartbeats it "
+                "expires",
                 self.session,
             )
 
@@ -286,13 +283,13 @@ class ServerlessTrainer:
         try:
             self._client.unload_model().result(timeout=UNLOAD_TIMEOUT)
         except Exception as error:
-            # It goes with its session, and may be gone already.
+            # The model may be gone, and is deleted with its session.
             log.info("unloading the model of session %s: %s", session, describe(error))
         try:
             self._delete_session()
         except Exception as error:
-            log.warning("session %s isn't given back: %s", session, describe(error))
-        _close_quietly(self._service)
+            log.warning("session %s isn't closed: %s", session, describe(error))
+        close_quietly(self._service)
 
     def _delete_session(self) -> None:
         import httpx
@@ -300,24 +297,24 @@ class ServerlessTrainer:
         try:
             self._service.delete_training_session()
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-            # A connection broke, which the SDK takes for an answer.
+            # The SDK doesn't retry after a broken connection.
             self._service.delete_training_session()
 
     async def _custom(self, datums: list[Datum], entrypoint: Entrypoint) -> Gradients:
-        """Two requests, between which the loss is computed here; those of one call go before those
-        of the next, so that gradients are added up in the order of the calls.
+        """Two requests, with the loss computed here in between; calls run one after another, so
+        that gradients are summed in the order of the calls.
 
-        They are those of the SDK's `forward_backward_custom`, which would call the user's function
-        on the one event loop that all sessions of the process share.
+        The SDK's `forward_backward_custom` sends the same requests, but would call the user's
+        function on the event loop that all sessions of the process share.
         """
         loss = CustomLoss(entrypoint, datums)
         data = [_to_linear(datum, routing=self._config.router_replay) for datum in datums]
-        async with self._custom_turn:
+        async with self._custom_lock:
             with self._translated("forward"):
                 future = self._client.forward(data, "cross_entropy")
                 scored = _logprobs(await asyncio.wait_for(_result(future), RESULT_TIMEOUT))
             weights = await loss.weights(scored)
-            data = [_weighted(each, own) for each, own in zip(data, weights, strict=True)]
+            data = [_with_weights(datum, w) for datum, w in zip(data, weights, strict=True)]
             with self._translated("forward_backward"):
                 future = self._client.forward_backward(data, "cross_entropy", None)
             gradients = await self._gradients(future)
@@ -332,7 +329,7 @@ class ServerlessTrainer:
 
     @contextmanager
     def _translated(self, operation: str) -> Iterator[None]:
-        """The SDK's errors as Everburn's: see errors.py."""
+        """Translates the SDK's errors (errors.py)."""
         try:
             yield
         except (asyncio.CancelledError, TrainerError):
@@ -347,10 +344,8 @@ class ServerlessTrainer:
 
 
 def to_sdk(datum: Datum, *, routing: bool = False) -> Any:
-    """The SDK's datum of ours, for the policy losses.
-
-    routing: send the expert routing that sampling used, where the datum has it.
-    """
+    """An SDK datum for a built-in loss. routing: include the expert routing of sampling, if the
+    datum has it."""
     return _sdk_datum(
         datum.inputs.tolist(),
         datum.routing if routing else None,
@@ -361,8 +356,7 @@ def to_sdk(datum: Datum, *, routing: bool = False) -> Any:
 
 
 def _to_linear(datum: Datum, *, routing: bool = False) -> Any:
-    """The SDK's datum of ours for the linear loss that a loss of one's own becomes; as long as
-    its weights are zero it only scores."""
+    """An SDK datum for the linear loss of a Python loss; with its zero weights it only scores."""
     return _sdk_datum(
         datum.inputs.tolist(),
         datum.routing if routing else None,
@@ -371,8 +365,8 @@ def _to_linear(datum: Datum, *, routing: bool = False) -> Any:
     )
 
 
-def _weighted(datum: Any, weights: npt.NDArray[np.float32]) -> Any:
-    """Such a datum with the gradient in it: cross_entropy is the sum of -weights * logprobs."""
+def _with_weights(datum: Any, weights: npt.NDArray[np.float32]) -> Any:
+    """The datum with a gradient as weights: cross_entropy is the sum of -weights * logprobs."""
     from fireworks.training.sdk import Datum as SdkDatum
     from fireworks.training.sdk import TensorData
 
@@ -381,7 +375,7 @@ def _weighted(datum: Any, weights: npt.NDArray[np.float32]) -> Any:
 
 
 def _to_score(tokens: list[int]) -> Any:
-    """The SDK's datum whose forward pass tells the logprob of each token after the first."""
+    """An SDK datum whose forward pass returns the logprob of each token after the first."""
     targets = np.asarray(tokens[1:], dtype=np.int64)
     weights = np.ones(len(targets), dtype=np.float32)
     return _sdk_datum(tokens[:-1], None, target_tokens=targets, weights=weights)
@@ -398,14 +392,12 @@ def _sdk_datum(inputs: list[int], routing: list[str] | None, **arrays: npt.NDArr
 
 
 def _logprobs(output: Any) -> list[list[float]]:
-    return [list(map(float, one["logprobs"].data)) for one in output.loss_fn_outputs]
+    return [list(map(float, datum["logprobs"].data)) for datum in output.loss_fn_outputs]
 
 
 async def _echoed(sampler: Any, tokens: list[int]) -> Any:
-    """One sampled token, and the echo of all others, which is what counts.
-
-    A snapshot that isn't loaded yet is waited for: then the server's own error is raised.
-    """
+    """A completion of one token with the echo of the prompt. Waits SERVED_TIMEOUT for a snapshot to
+    be loaded, then raises the server's error."""
     deadline = time.monotonic() + SERVED_TIMEOUT
     while True:
         try:
@@ -424,13 +416,13 @@ async def _echoed(sampler: Any, tokens: list[int]) -> Any:
         await asyncio.sleep(SERVED_INTERVAL)
 
 
-def listed(rows: list[dict[str, Any]], snapshot: str) -> dict[str, Any]:
-    """The control plane's row of a snapshot, by its path or name."""
-    last = snapshot.rpartition("/")[2]
-    found = [row for row in rows if str(row["name"]).endswith(f"/{last}")]
-    if not found:
-        raise ValueError("its session doesn't list it")
-    return found[0]
+def find_row(rows: list[dict[str, Any]], snapshot: str) -> dict[str, Any]:
+    """The control plane's row of a snapshot, by its path or name. Raises ValueError."""
+    name = snapshot.rpartition("/")[2]
+    for row in rows:
+        if str(row["name"]).endswith(f"/{name}"):
+            return row
+    raise ValueError("its session doesn't list it")
 
 
 async def _result(future: Any) -> Any:
@@ -438,23 +430,22 @@ async def _result(future: Any) -> Any:
 
 
 def open_service(url: str, key: str) -> "FiretitanServiceClient":
-    """A session's client: the SDK's, with an end to the hour that it waits for a quota, and no
-    second sending of what may have been applied."""
+    """The SDK's client of a session, with QUOTA_PATIENCE and mutations sent at most once."""
     from fireworks.training.sdk import FiretitanServiceClient
     from fireworks.training.sdk.client import FIRETITAN_TINKER_CLIENT_CONFIG
 
-    from everburn.trainers.send_once import watched_client
+    from everburn.trainers.send_once import send_once_client
 
     settings = FIRETITAN_TINKER_CLIENT_CONFIG | {
         "billing_exception_max_pause_duration_sec": QUOTA_PATIENCE
     }
     return FiretitanServiceClient(
-        base_url=url, api_key=key, http_client=watched_client(), _client_config=settings
+        base_url=url, api_key=key, http_client=send_once_client(), _client_config=settings
     )
 
 
-def _close_quietly(service: "FiretitanServiceClient") -> None:
+def close_quietly(service: "FiretitanServiceClient") -> None:
     try:
         service.close()
     except Exception as error:
-        log.info("closing the training session: %s", describe(error))
+        log.info("closing the SDK's client: %s", describe(error))

@@ -1,8 +1,7 @@
-"""Opening: the wait for a session, which costs from the moment that it is there.
+"""Waiting for a session to open; an open session costs money.
 
-Owns what becomes of one that comes too late, or for nobody: it is closed; and that one is opened,
-however many wait for it. Doesn't own how a session is opened (serverless.py, dedicated.py) or how
-often that is tried (workflows/).
+Owns that concurrent callers share one opening, and that a session without a waiting caller is
+closed. Doesn't own how a session is opened (serverless.py, dedicated.py) or retries (workflows/).
 """
 
 import asyncio
@@ -25,13 +24,13 @@ class _Opening(Generic[R]):
 
 @dataclass
 class Openings(Generic[K, R]):
-    """What is being opened, by what it is for."""
+    """Openings in progress, by key."""
 
     _openings: dict[K, _Opening[R]] = field(default_factory=dict)
 
     async def join(self, key: K, begin: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """The outcome of the one opening for `key`, begun unless there is one already. It goes on
-        until the last of those who wait for it is cancelled, and then is, too."""
+        """The result of the opening for `key`, begun if there is none. It is cancelled when its
+        last waiting caller is cancelled."""
         opening = self._openings.get(key)
         if opening is None:
             opening = self._openings[key] = _Opening(asyncio.create_task(begin()))
@@ -41,24 +40,24 @@ class Openings(Generic[K, R]):
         finally:
             opening.waiting -= 1
             if opening.waiting == 0:
-                # At once: who comes next must not join what is being cancelled.
+                # Removed first, so that no new caller joins a cancelled opening.
                 del self._openings[key]
                 opening.task.cancel()
 
     async def cancel(self) -> None:
-        """Cancel all that there are, and return when they have ended."""
+        """Cancel all openings, and return when they have ended."""
         tasks = [opening.task for opening in self._openings.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def opened(opening: Awaitable[T], seconds: float | None = None) -> T:
-    """The session that `opening` comes to. It goes on when it takes longer, or its caller is
-    cancelled, as what a thread does would anyway; its session is closed then.
+async def wait_for_session(opening: Awaitable[T], seconds: float | None = None) -> T:
+    """The session that `opening` returns. On a timeout or a cancellation the opening continues, as
+    its thread can't be stopped, and its session is then closed.
 
     Raises:
-        TimeoutError: there was none within `seconds`; and whatever `opening` raises.
+        TimeoutError: there was none within `seconds`. Also the errors of `opening`.
     """
     task = asyncio.ensure_future(opening)
     try:
@@ -80,4 +79,4 @@ def _close(task: "asyncio.Future[T]") -> None:
 
 
 _closings: set["asyncio.Future[None]"] = set()
-"""The loop holds tasks weakly."""
+"""The event loop has only weak references to tasks."""

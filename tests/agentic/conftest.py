@@ -17,7 +17,7 @@ def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def plain_tokenizer() -> Any:
-    """Of the emulator's tiny model: a token a character, no chat template."""
+    """The emulator's tiny model: one token per character, no chat template."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(tokenizer_path(TINY)))

@@ -1,4 +1,4 @@
-"""Token assembly: whatever the calls, exactly the sampled tokens are trained, each once."""
+"""Token assembly: exactly the sampled tokens are trained, each once."""
 
 from collections import Counter
 
@@ -12,14 +12,14 @@ from everburn.rollouts.failures import classify
 from everburn.rollouts.validation import validate_rollout
 
 IDS = st.integers(0, 3)
-"""Few ids, so that prompts coincide by chance too."""
+"""Few ids, so that prompts also coincide by chance."""
 SPANS = st.lists(IDS, max_size=3)
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[Call]:
-    """Calls as harnesses make them: going on from any earlier call, from its prompt, from part
-    of it, or from nowhere; with tool results between, sampling nothing now and then."""
+    """Calls as harnesses make them: each continues any earlier call, its prompt or part of it, or
+    begins again; with tool results between, and sometimes without sampled tokens."""
     calls: list[Call] = []
     for number in range(draw(st.integers(1, 8))):
         if not calls or draw(st.booleans()):
@@ -30,7 +30,7 @@ def traces(draw: st.DrawFn) -> list[Call]:
             base = [whole, other.prompt, whole[: draw(st.integers(0, len(whole)))], []]
         prompt = draw(st.sampled_from(base)) + draw(SPANS)
         tokens = draw(st.lists(IDS, max_size=4))
-        # A logprob that says which call and which token it belongs to.
+        # Each logprob identifies its call and token.
         logprobs = [-(number * 10 + place + 1.0) for place in range(len(tokens))]
         raw = [2 * logprob for logprob in logprobs] if draw(st.booleans()) else None
         calls.append(Call(prompt or [0], tokens, logprobs, draw(st.booleans()), raw))
@@ -58,7 +58,7 @@ def test_exactly_the_sampled_tokens_are_trained_each_once(calls: list[Call]) -> 
 
 
 @given(traces())
-def test_raw_logprobs_stay_with_their_tokens_where_all_calls_of_a_segment_tell_them(
+def test_raw_logprobs_stay_with_their_tokens_if_all_calls_of_a_segment_have_them(
     calls: list[Call],
 ) -> None:
     assembled = assemble(calls, 1.0)
@@ -71,7 +71,7 @@ def test_raw_logprobs_stay_with_their_tokens_where_all_calls_of_a_segment_tell_t
 
 
 @given(traces())
-def test_every_turn_lies_where_it_was_sampled_behind_the_prompt_that_it_saw(
+def test_each_turn_follows_the_prompt_that_it_was_sampled_from(
     calls: list[Call],
 ) -> None:
     assembled = assemble(calls, 1.0)
@@ -86,12 +86,12 @@ def test_every_turn_lies_where_it_was_sampled_behind_the_prompt_that_it_saw(
         assert segment.tokens[turn.start : turn.stop] == call.tokens
         assert segment.logprobs[turn.start : turn.stop] == call.logprobs
         assert all(segment.loss_mask[turn.start : turn.stop])
-    named = sorted(turn.call for turn, _ in turns)
-    assert named == [index for index, call in enumerate(calls) if call.tokens]
+    call_indices = sorted(turn.call for turn, _ in turns)
+    assert call_indices == [index for index, call in enumerate(calls) if call.tokens]
 
 
 @given(traces())
-def test_what_is_assembled_keeps_the_contract(calls: list[Call]) -> None:
+def test_assembled_segments_are_a_valid_rollout(calls: list[Call]) -> None:
     assembled = assemble(calls, 0.5)
     if assembled.segments:
         run = validate_rollout(RolloutRun(assembled.segments), "here", vocab_size=4)
@@ -104,7 +104,7 @@ def test_what_is_assembled_keeps_the_contract(calls: list[Call]) -> None:
 
 
 @given(traces())
-def test_every_boundary_is_counted(calls: list[Call]) -> None:
+def test_each_call_is_counted_once(calls: list[Call]) -> None:
     assembled = assemble(calls, 1.0)
     counts = assembled.boundaries
     between = counts.starts, counts.appends, counts.branches, counts.splits, counts.empty
@@ -114,7 +114,7 @@ def test_every_boundary_is_counted(calls: list[Call]) -> None:
 
 
 @given(traces())
-def test_rejection_takes_an_unbroken_trace_and_nothing_else(calls: list[Call]) -> None:
+def test_reject_accepts_only_an_unbroken_trace(calls: list[Call]) -> None:
     counts = assemble(calls, 1.0).boundaries
     if counts.branches or counts.splits:
         with pytest.raises(TraceIntegrityError):
@@ -127,7 +127,7 @@ def call(prompt: list[int], tokens: list[int], truncated: bool = False) -> Call:
     return Call(prompt, tokens, [-float(token) for token in tokens], truncated)
 
 
-def test_turns_with_tool_results_between_make_one_segment() -> None:
+def test_turns_with_tool_results_between_them_make_one_segment() -> None:
     calls = [call([1], [2, 3]), call([1, 2, 3, 9, 9], [4]), call([1, 2, 3, 9, 9, 4], [5])]
     assembled = assemble(calls, 1.0)
     (segment,) = assembled.segments
@@ -138,7 +138,7 @@ def test_turns_with_tool_results_between_make_one_segment() -> None:
     assert assembled.boundaries.appends == 2
 
 
-def test_the_shared_prefix_of_branches_is_trained_on_the_first_path_only() -> None:
+def test_the_shared_prefix_of_branches_is_trained_only_on_the_first_path() -> None:
     calls = [
         call([1], [2, 3]),
         call([1, 2, 3, 7], [4]),
@@ -157,14 +157,14 @@ def test_several_samples_of_one_prompt_are_branches_without_shared_tokens() -> N
     assert (counts.branches, counts.splits, counts.repeated_tokens) == (2, 0, 0)
 
 
-def test_a_rewritten_history_splits_and_loses_nothing() -> None:
+def test_a_rewritten_history_splits_without_losing_tokens() -> None:
     assembled = assemble([call([1], [2, 3]), call([1, 23, 9], [4])], 1.0)
     assert [s.tokens for s in assembled.segments] == [[1, 2, 3], [1, 23, 9, 4]]
     assert [s.loss_mask for s in assembled.segments] == [[0, 1, 1], [0, 0, 0, 1]]
     assert assembled.boundaries.splits == 1
 
 
-def test_interleaved_conversations_are_kept_apart() -> None:
+def test_interleaved_conversations_are_separate_segments() -> None:
     calls = [call([1], [2]), call([5], [6]), call([1, 2, 0], [3]), call([5, 6, 0], [7])]
     assembled = assemble(calls, 1.0)
     assert [s.tokens for s in assembled.segments] == [[1, 2, 0, 3], [5, 6, 0, 7]]
@@ -178,7 +178,7 @@ def test_a_truncated_call_is_trained_and_counted() -> None:
     assert assembled.segments[0].loss_mask == [0, 1, 0, 1]
 
 
-def test_rejection_says_where_the_prompt_departs_and_is_recoverable() -> None:
+def test_the_rejection_error_says_where_the_prompt_departs_and_is_recoverable() -> None:
     calls = [call([1], [2, 3]), call([1, 23, 9], [4])]
     with pytest.raises(TraceIntegrityError, match=r"call 1 .*agree up to token 1, then") as caught:
         assemble(calls, 1.0, on_branch="reject")
@@ -192,6 +192,6 @@ def test_a_call_needs_a_prompt_and_a_logprob_for_each_token() -> None:
         Call([0], [1, 2], [0.0])
 
 
-def test_an_unknown_policy_is_refused() -> None:
+def test_an_unknown_on_branch_value_is_refused() -> None:
     with pytest.raises(ValueError, match="'split' or 'reject'"):
         assemble([], 1.0, on_branch="drop")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A completion that ended in turn n goes on in turn n: what was sampled isn't sampled again."""
+"""A completion that ended in turn n continues in turn n, without sampling again."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def extras(folder: Path, how: str) -> dict[str, Any]:
     return {"notes": str(folder / "notes"), "accident": str(folder / "accident"), "how": how}
 
 
-def check_the_rollout(run: RunRef) -> None:
+def check_rollout(run: RunRef) -> None:
     record, rollout = read_rollout(ArtifactStore.of(run), rollout_key(GroupKey(cursor=0), 0))
     assert record.info["turns"] == 4 and record.info["tool_calls"] == 4
     assert record.versions == [0, 0, 0, 0]
@@ -35,7 +35,7 @@ def check_the_rollout(run: RunRef) -> None:
     assert sum(segment.loss_mask) == 4
 
 
-async def test_a_completion_killed_in_its_third_turn_goes_on_there(
+async def test_a_completion_killed_in_its_third_turn_continues_there(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "kill")) as run:
@@ -47,13 +47,13 @@ async def test_a_completion_killed_in_its_third_turn_goes_on_there(
         outcome = await complete(run)
         assert (outcome.status, outcome.reused) == ("succeeded", True)
         assert sampled(emulator) - before == 4
-        check_the_rollout(run)
+        check_rollout(run)
 
     notes = [line.split()[1] for line in (tmp_path / "notes").read_text().splitlines()]
-    assert notes == ["1", "2", "3", "1", "2", "3", "4"], "tools rebuild what the agent had done"
+    assert notes == ["1", "2", "3", "1", "2", "3", "4"], "tools rebuild the environment's state"
 
 
-async def test_a_completion_that_failed_in_its_third_turn_goes_on_there(
+async def test_a_completion_that_failed_in_its_third_turn_continues_there(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "raise")) as run:
@@ -62,12 +62,10 @@ async def test_a_completion_that_failed_in_its_third_turn_goes_on_there(
             await complete(run)
         await complete(run)
         assert sampled(emulator) - before == 4
-        check_the_rollout(run)
+        check_rollout(run)
 
 
-async def test_a_trace_that_was_rejected_is_sampled_afresh(
-    emulator: RunningEmulator, tmp_path: Path
-) -> None:
+async def test_a_rejected_trace_is_sampled_again(emulator: RunningEmulator, tmp_path: Path) -> None:
     async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "distrust")) as run:
         before = sampled(emulator)
         with pytest.raises(TraceIntegrityError):
@@ -77,7 +75,7 @@ async def test_a_trace_that_was_rejected_is_sampled_afresh(
         assert sampled(emulator) - before == 3 + 4
 
 
-async def test_a_held_out_row_goes_on_where_it_failed_and_is_kept(
+async def test_an_evaluation_row_continues_where_it_failed_and_is_stored(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     async with a_run(tmp_path, emulator.base_url, extras=extras(tmp_path, "raise")) as run:
@@ -95,7 +93,7 @@ async def test_a_held_out_row_goes_on_where_it_failed_and_is_kept(
         assert sampled(emulator) - before == 4
 
 
-async def test_an_evaluation_function_goes_on_where_it_failed_and_is_kept(
+async def test_an_evaluation_function_continues_where_it_failed_and_its_result_is_stored(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     fields = {"evaluation": "support.agents:mean_reward", "extras": extras(tmp_path, "raise")}

@@ -1,4 +1,4 @@
-"""Formats: messages to tokens and back, and going on from exactly what was sampled."""
+"""Formats: messages to tokens and back, and extension of exactly the sampled tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,16 +27,16 @@ def sampled(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_a_conversation_is_rendered_up_to_where_the_policy_answers(chat_tokenizer: Any) -> None:
+def test_a_rendered_conversation_ends_with_the_generation_prompt(chat_tokenizer: Any) -> None:
     text = chat_tokenizer.decode(RendererFormat(chat_tokenizer, QWEN3).render(ASK, SPECS))
     assert '"name": "warmth"' in text and '"type": "function"' in text
     assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
-def test_the_next_prompt_begins_with_exactly_what_was_sampled(chat_tokenizer: Any) -> None:
+def test_the_next_prompt_begins_with_exactly_the_sampled_tokens(chat_tokenizer: Any) -> None:
     format = RendererFormat(chat_tokenizer, QWEN3)
     prompt = format.render(ASK, SPECS)
-    # Spaces that no template would write: rendering anew would lose them.
+    # Spaces that no template writes: rendering again would lose them.
     output = sampled(
         chat_tokenizer,
         '<tool_call>\n{"name":   "warmth", "arguments":{"city":"Bonn"}}\n</tool_call><|im_end|>',
@@ -51,7 +51,7 @@ def test_the_next_prompt_begins_with_exactly_what_was_sampled(chat_tokenizer: An
     assert "<tool_response>\n20\n</tool_response>" in added
 
 
-def test_an_answer_that_was_cut_off_is_closed_in_the_next_prompt(chat_tokenizer: Any) -> None:
+def test_a_truncated_answer_is_closed_in_the_next_prompt(chat_tokenizer: Any) -> None:
     format = RendererFormat(chat_tokenizer, QWEN3)
     prompt, output = format.render(ASK), sampled(chat_tokenizer, "it is")
     following = format.extend(prompt, output, [{"role": "user", "content": "go on"}])
@@ -60,17 +60,17 @@ def test_an_answer_that_was_cut_off_is_closed_in_the_next_prompt(chat_tokenizer:
     assert chat_tokenizer.decode(following[len(prompt + output) :]).startswith("<|im_end|>\n")
 
 
-def test_thoughts_that_the_template_drops_mean_a_new_rendering(chat_tokenizer: Any) -> None:
-    """With thinking, Qwen3's template forgets old thoughts when the user speaks again."""
+def test_thoughts_that_the_template_drops_prevent_extension(chat_tokenizer: Any) -> None:
+    """With thinking, Qwen3's template drops old thoughts after the next user message."""
     output = sampled(chat_tokenizer, "<think>\nhm\n</think>\n\nno<|im_end|>")
     new = [{"role": "user", "content": "sure?"}]
-    forgets = RendererFormat(chat_tokenizer, Qwen3RendererConfig())
-    keeps = RendererFormat(chat_tokenizer, Qwen3RendererConfig(thinking_retention="all"))
-    prompt = forgets.render(ASK)
+    drops = RendererFormat(chat_tokenizer, Qwen3RendererConfig())
+    retains = RendererFormat(chat_tokenizer, Qwen3RendererConfig(thinking_retention="all"))
+    prompt = drops.render(ASK)
 
-    assert forgets.parse(prompt, output).reasoning is not None
-    assert forgets.extend(prompt, output, new) is None
-    assert keeps.extend(prompt, output, new) is not None
+    assert drops.parse(prompt, output).reasoning is not None
+    assert drops.extend(prompt, output, new) is None
+    assert retains.extend(prompt, output, new) is not None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,9 @@ def test_thoughts_that_the_template_drops_mean_a_new_rendering(chat_tokenizer: A
         ('<tool_call>\n{"name": "warmth", "arguments": [1]}\n</tool_call>', "aren't a JSON object"),
     ],
 )
-def test_a_broken_call_is_read_as_broken(chat_tokenizer: Any, text: str, problem: str) -> None:
+def test_a_malformed_call_is_parsed_as_a_problem(
+    chat_tokenizer: Any, text: str, problem: str
+) -> None:
     format = RendererFormat(chat_tokenizer, QWEN3)
     reply = format.parse(format.render(ASK), sampled(chat_tokenizer, text), SPECS)
 
@@ -92,11 +94,11 @@ def test_a_broken_call_is_read_as_broken(chat_tokenizer: Any, text: str, problem
     assert "tool_calls" not in reply.as_message()
 
 
-def test_what_was_said_can_be_rendered_again(chat_tokenizer: Any) -> None:
-    """Assistant messages have JSON text for arguments, as OpenAI's have; templates want objects."""
+def test_a_tool_call_message_can_be_rendered(chat_tokenizer: Any) -> None:
+    """Assistant messages hold arguments as JSON text, as OpenAI's do; templates need objects."""
     format = RendererFormat(chat_tokenizer, QWEN3)
-    said = Reply("", (ToolCall("warmth", {"city": "Köln"}, id="call_0"),)).as_message()
-    text = chat_tokenizer.decode(format.render([*ASK, said, RESULT], SPECS))
+    message = Reply("", (ToolCall("warmth", {"city": "Köln"}, id="call_0"),)).as_message()
+    text = chat_tokenizer.decode(format.render([*ASK, message, RESULT], SPECS))
     assert '{"name": "warmth", "arguments": {"city": "Köln"}}' in text
 
 
@@ -105,19 +107,19 @@ def test_what_was_said_can_be_rendered_again(chat_tokenizer: Any) -> None:
     [
         ({"name": "auto"}, "name the model's renderer"),
         ({}, "name the model's renderer"),
-        ({"name": "qwen33"}, "no renderer 'qwen33'; there are .*qwen3"),
+        ({"name": "qwen33"}, "no renderer 'qwen33'; available: .*qwen3"),
         ({"name": "qwen3", "thinking": True}, "thinking"),
         ({"name": "kimi-k2"}, "doesn't fit the tokenizer"),
     ],
 )
-def test_a_renderer_that_cannot_be_made_is_refused_in_words(
+def test_an_invalid_renderer_configuration_is_refused_with_a_reason(
     chat_tokenizer: Any, config: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(FormatError, match=complaint):
         RendererFormat(chat_tokenizer, config)
 
 
-def test_plain_text_goes_on_from_the_sampled_tokens(plain_tokenizer: Any) -> None:
+def test_plain_text_extends_the_sampled_tokens(plain_tokenizer: Any) -> None:
     def render(messages: Sequence[Message]) -> str:
         return "".join(f"{message['content']}=" for message in messages)
 

@@ -1,4 +1,4 @@
-"""The tool loop: turns, limits, and what becomes of calls that can't be run."""
+"""The tool loop: turns, limits, malformed and failing calls."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ class Counter:
         self.count = 0
 
     def add(self, number: int) -> str | ToolResult:
-        """Add a number; at ten it is over."""
+        """Add a number; a count of ten ends the episode."""
         self.count += number
         return ToolResult(f"{self.count}", done=self.count >= 10)
 
@@ -105,7 +105,7 @@ async def test_a_tool_can_end_the_episode(chat_tokenizer: Any) -> None:
     ("call", "complaint"),
     [
         (calling('"x"'), "number: Input should be a valid integer"),
-        (calling(1, name="subtract"), "there is no such tool; there are add"),
+        (calling(1, name="subtract"), "there is no such tool; available: add"),
         ("<tool_call>\n{nonsense\n</tool_call><|im_end|>", "aren't valid JSON"),
     ],
 )
@@ -117,11 +117,11 @@ async def test_malformed_calls_are_answered_and_counted(
     assert (episode.malformed, episode.tool_calls, episode.ended) == (1, 0, "reply")
 
 
-async def test_the_environment_decides_what_malformed_calls_are_told(chat_tokenizer: Any) -> None:
-    def over(call: ToolCall) -> ToolResult:
+async def test_the_environment_can_answer_malformed_calls(chat_tokenizer: Any) -> None:
+    def end(call: ToolCall) -> ToolResult:
         return ToolResult(f"no: {call.problem}", done=True)
 
-    episode, _ = await play(chat_tokenizer, [calling(1, name="fly")], on_malformed=over)
+    episode, _ = await play(chat_tokenizer, [calling(1, name="fly")], on_malformed=end)
     assert (episode.ended, episode.malformed) == ("done", 1)
 
 
@@ -134,14 +134,14 @@ async def test_failing_tools_are_answered_and_counted(chat_tokenizer: Any) -> No
     assert episode.messages[2]["content"] == "Error: broken failed: OSError: disk on fire"
     assert (episode.failed, episode.tool_calls, episode.malformed) == (1, 1, 0)
 
-    async def own(call: ToolCall, error: Exception) -> str:
+    async def answer(call: ToolCall, error: Exception) -> str:
         return f"{call.name}? {error}"
 
-    episode, _ = await play(chat_tokenizer, answers, more_tools=[broken], on_failure=own)
+    episode, _ = await play(chat_tokenizer, answers, more_tools=[broken], on_failure=answer)
     assert episode.messages[2]["content"] == "broken? disk on fire"
 
 
-async def test_what_is_not_the_policys_fault_is_not_answered(chat_tokenizer: Any) -> None:
+async def test_a_recoverable_error_of_a_tool_is_raised_not_answered(chat_tokenizer: Any) -> None:
     def offline(number: int) -> str:
         raise RecoverableRolloutError("the search service is down")
 
@@ -149,7 +149,7 @@ async def test_what_is_not_the_policys_fault_is_not_answered(chat_tokenizer: Any
         await play(chat_tokenizer, [calling(1, name="offline")], more_tools=[offline])
 
 
-async def test_a_slow_tool_has_failed(chat_tokenizer: Any) -> None:
+async def test_a_slow_tool_counts_as_failed(chat_tokenizer: Any) -> None:
     never = threading.Event()
 
     def slow(number: int) -> str:
@@ -166,12 +166,12 @@ async def test_a_slow_tool_has_failed(chat_tokenizer: Any) -> None:
     assert (episode.failed, episode.ended) == (1, "reply")
 
 
-async def test_the_turns_are_limited(chat_tokenizer: Any) -> None:
+async def test_turns_are_limited(chat_tokenizer: Any) -> None:
     episode, policy = await play(chat_tokenizer, [calling(1)] * 9, limits=Limits(turns=2))
     assert (episode.ended, len(policy.prompts), episode.tool_calls) == ("turns", 2, 2)
 
 
-async def test_the_tokens_of_all_turns_are_limited(chat_tokenizer: Any) -> None:
+async def test_tokens_of_all_turns_are_limited(chat_tokenizer: Any) -> None:
     one = len(chat_tokenizer.encode(calling(1)))
     episode, policy = await play(
         chat_tokenizer, [calling(1)] * 9, limits=Limits(tokens=one + one // 2)
@@ -185,7 +185,7 @@ async def test_the_tokens_of_all_turns_are_limited(chat_tokenizer: Any) -> None:
     assert (episode.ended, len(policy.prompts)) == ("tokens", 1)
 
 
-async def test_the_seconds_are_limited_and_what_was_sampled_stays(chat_tokenizer: Any) -> None:
+async def test_seconds_are_limited_and_sampled_tokens_are_kept(chat_tokenizer: Any) -> None:
     async def stuck(number: int) -> str:
         await asyncio.Event().wait()
         return ""
@@ -197,14 +197,14 @@ async def test_the_seconds_are_limited_and_what_was_sampled_stays(chat_tokenizer
     assert len(episode.run(0.0).segments) == 1
 
 
-async def test_without_any_sample_there_is_no_rollout(chat_tokenizer: Any) -> None:
+async def test_an_episode_without_samples_is_no_rollout(chat_tokenizer: Any) -> None:
     policy = ScriptedPolicy(chat_tokenizer, [""])
     episode = await run_tool_loop(setup_of(policy, chat_tokenizer), chat(chat_tokenizer), ASK)
     with pytest.raises(RecoverableRolloutError, match="nothing was sampled"):
         episode.run(0.0)
 
 
-async def test_an_answer_that_is_cut_off_ends_the_episode_and_runs_nothing(
+async def test_a_truncated_answer_ends_the_episode_and_runs_no_tool(
     chat_tokenizer: Any,
 ) -> None:
     environment = Counter()
@@ -216,7 +216,7 @@ async def test_an_answer_that_is_cut_off_ends_the_episode_and_runs_nothing(
     assert episode.run(0.0).info["boundaries"]["truncated"] == 1
 
 
-async def test_a_full_context_ends_the_episode_but_not_the_first_prompt(
+async def test_a_full_context_ends_the_episode_and_is_an_error_at_the_first_prompt(
     chat_tokenizer: Any,
 ) -> None:
     _, policy = await play(chat_tokenizer, ["hello<|im_end|>"])
@@ -228,7 +228,7 @@ async def test_a_full_context_ends_the_episode_but_not_the_first_prompt(
         await play(chat_tokenizer, [calling(1)], context=first - 1)
 
 
-async def test_the_environment_can_answer_what_calls_no_tool(chat_tokenizer: Any) -> None:
+async def test_the_environment_can_answer_a_reply_without_tool_calls(chat_tokenizer: Any) -> None:
     def insist(reply: Reply) -> str | None:
         return None if "7" in reply.content else "guess again"
 
@@ -241,10 +241,10 @@ async def test_the_environment_can_answer_what_calls_no_tool(chat_tokenizer: Any
     assert len(episode.run(1.0).segments) == 1
 
 
-async def test_a_conversation_that_is_rendered_anew_splits_or_is_rejected(
+async def test_a_conversation_that_is_rendered_again_splits_or_is_rejected(
     chat_tokenizer: Any,
 ) -> None:
-    """Qwen3 with thinking forgets its thoughts when the user speaks again."""
+    """Qwen3's template with thinking drops old thoughts after the next user message."""
     policy = ScriptedPolicy(chat_tokenizer, ["<think>\n6?\n</think>\n\n6<|im_end|>"] * 2)
     episode = await run_tool_loop(
         setup_of(policy, chat_tokenizer),
@@ -260,7 +260,7 @@ async def test_a_conversation_that_is_rendered_anew_splits_or_is_rejected(
         episode.run(0.0, on_branch="reject")
 
 
-async def test_plain_text_does_without_a_chat_template(plain_tokenizer: Any) -> None:
+async def test_plain_text_needs_no_chat_template(plain_tokenizer: Any) -> None:
     def render(messages: Sequence[Message]) -> str:
         return "".join(f"{message['content']}?" for message in messages)
 
@@ -285,6 +285,6 @@ async def test_plain_text_does_without_a_chat_template(plain_tokenizer: Any) -> 
     assert (episode.ended, environment.count, episode.malformed) == ("done", 13, 1)
 
 
-def test_limits_that_allow_nothing_are_refused() -> None:
+def test_limits_must_be_positive() -> None:
     with pytest.raises(ValueError, match=r"Limits\.turns is 0"):
         Limits(turns=0)

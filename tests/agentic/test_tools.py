@@ -1,4 +1,4 @@
-"""Tools: what a signature says to the policy, and the check of what the policy says to it."""
+"""Tools: specifications from signatures, and the check of arguments."""
 
 import asyncio
 import threading
@@ -61,19 +61,19 @@ async def test_async_functions_and_methods_are_tools() -> None:
     assert await tool.call({"far": True}) == ToolResult("ice True", done=True)
 
 
-async def test_blocking_functions_do_not_wait_for_each_other() -> None:
-    """More of them than any pool of a small machine has threads."""
-    everybody = threading.Barrier(64, timeout=30)
+async def test_blocking_functions_run_concurrently() -> None:
+    """More of them than the default thread pool has threads."""
+    barrier = threading.Barrier(64, timeout=30)
 
     def meet() -> str:
-        everybody.wait()
+        barrier.wait()
         return "met"
 
     results = await asyncio.gather(*(Tool.of(meet).call({}) for _ in range(64)))
     assert {result.content for result in results} == {"met"}
 
 
-async def test_what_a_thread_raises_is_raised_and_a_late_result_is_nobodys() -> None:
+async def test_in_thread_raises_the_threads_error_and_can_be_abandoned() -> None:
     def fail() -> str:
         raise KeyError("lake")
 
@@ -93,8 +93,8 @@ async def test_what_a_thread_raises_is_raised_and_a_late_result_is_nobodys() -> 
     assert done.wait(30)
 
 
-async def test_an_iterator_that_has_nothing_for_a_tool_is_its_failure() -> None:
-    """A StopIteration, which Python lets no coroutine raise."""
+async def test_a_stop_iteration_of_a_tool_is_its_failure() -> None:
+    """A coroutine can't raise StopIteration."""
 
     def find(name: str) -> str:
         return next(item for item in ("axe", "rope") if item == name)
@@ -117,6 +117,6 @@ def variadic(*places: str) -> str:
     ("function", "complaint"),
     [(untyped, "annotate place"), (variadic, r"\*places can't be described")],
 )
-def test_a_function_that_cannot_be_described_is_refused(function: Any, complaint: str) -> None:
+def test_a_function_without_a_complete_signature_is_refused(function: Any, complaint: str) -> None:
     with pytest.raises(TypeError, match=complaint):
         Tool.of(function)

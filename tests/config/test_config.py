@@ -130,7 +130,7 @@ def test_every_documented_value_is_accepted(field: str, values: list[object]):
         (
             "loss_config",
             {"clip_high_threshold": 0.5},
-            "clip_low_threshold 0.8 and clip_high_threshold 0.5 bound the policy ratio: "
+            "clip_low_threshold 0.8 and clip_high_threshold 0.5 must bound the policy ratio: "
             "0 <= low <= 1 <= high, for example 0.8 and 1.28",
         ),
         ("completions_per_prompt", 513, "Input should be less than or equal to 512 (got 513)"),

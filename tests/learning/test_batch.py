@@ -1,4 +1,4 @@
-"""Prepared batches: what `prepare_batch` is given, what it may return, and what is kept of it."""
+"""Prepared batches: the input of `prepare_batch`, its validation and its storage."""
 
 import contextlib
 from collections.abc import Callable
@@ -27,7 +27,7 @@ MASK = [0, 1, 0, 1]
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunRef:
-    """A run with two accepted groups: of two completions each, the second one in two segments."""
+    """A run with two accepted groups of two completions, the second one with two segments."""
     run = RunRef(store=str(tmp_path), id="run")
     store = ArtifactStore.of(run)
     write_rows(store, ROWS_KEY, [{"question": "a"}, {"question": "b"}])
@@ -60,7 +60,7 @@ async def score(sequences: list[list[int]]) -> list[list[float]]:
 functions: dict[str, Callable[[Batch], Any]] = {}
 
 
-def named(batch: Batch, name: str) -> Any:
+def dispatch(batch: Batch, name: str) -> Any:
     return functions[name](batch)
 
 
@@ -72,10 +72,10 @@ async def prepare_with(
     run: RunRef, function: Callable[[Batch], Any], score: Score
 ) -> PreparedBatch:
     functions["current"] = function
-    here = Entrypoint(name=f"{__name__}:named", kwargs={"name": "current"})
+    entrypoint = Entrypoint(name=f"{__name__}:dispatch", kwargs={"name": "current"})
     loop = LimitedLoop("test")
     try:
-        return await prepare_batch(run, 5, KEYS, here, score, loop)
+        return await prepare_batch(run, 5, KEYS, entrypoint, score, loop)
     finally:
         loop.close()
 
@@ -84,7 +84,7 @@ def manifests(run: RunRef) -> list[GroupManifest]:
     return [load_group(ArtifactStore.of(run), key) for key in KEYS]
 
 
-async def test_the_function_sees_rows_rewards_rollouts_and_the_trainers_logprobs(run: RunRef):
+async def test_the_function_gets_rows_rewards_rollouts_and_the_trainers_logprobs(run: RunRef):
     seen: list[Batch] = []
     scored: list[list[list[float]]] = []
 
@@ -101,7 +101,7 @@ async def test_the_function_sees_rows_rewards_rollouts_and_the_trainers_logprobs
     first, second = batch.groups[0].completions
     assert (first.reward, second.reward) == (0.0, 1.0)
     assert first.advantage == -second.advantage < 0
-    assert [len(one.rollout.segments) for one in (first, second)] == [1, 2]
+    assert [len(c.rollout.segments) for c in (first, second)] == [1, 2]
     assert first.rollout.info == {"turns": 2}
     assert scored == [[[-0.5, -0.5], [-0.5]]]
 
@@ -113,14 +113,14 @@ async def test_advantages_reach_the_datums_per_token_and_per_segment(run: RunRef
     prepared = await prepare(run, function)
     datums = recorded_datums(ArtifactStore.of(run), manifests(run), prepared)
     assert [datum.advantages.tolist() for datum in datums] == [
-        [0.5, 0.0, -1.5],  # what was given for untrained tokens is of no effect
+        [0.5, 0.0, -1.5],  # advantages of untrained tokens are ignored
         [2.0, 0.0, 2.0],
         [0.0, 0.0, 1.0],
     ]
     assert (prepared.groups, prepared.datums) == ("4,7.1", 3)
 
 
-async def test_what_was_kept_is_used_and_the_function_not_called_again(run: RunRef):
+async def test_stored_advantages_are_used_and_the_function_is_not_called_again(run: RunRef):
     calls: list[int] = []
 
     def function(batch: Batch) -> Any:
@@ -137,7 +137,7 @@ async def test_what_was_kept_is_used_and_the_function_not_called_again(run: RunR
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (None, "returned NoneType where a list of 2 groups is due"),
+        (None, "returned NoneType instead of a list of 2 groups"),
         ([[[0.0], [0.0, 0.0]]], "returned 1 item(s) for 2 groups"),
         (
             [[[0.0]], [[0.0], [0.0, 0.0]]],
@@ -158,9 +158,7 @@ async def test_what_was_kept_is_used_and_the_function_not_called_again(run: RunR
     ],
     ids=["nothing", "groups", "completions", "segments", "tokens", "nan"],
 )
-async def test_what_cannot_be_trained_on_is_refused_with_its_place(
-    run: RunRef, result: Any, text: str
-):
+async def test_an_invalid_result_is_refused_with_its_place(run: RunRef, result: Any, text: str):
     with pytest.raises(InvalidBatchError) as error:
         await prepare(run, lambda _: result)
     assert text in str(error.value)
@@ -168,7 +166,7 @@ async def test_what_cannot_be_trained_on_is_refused_with_its_place(
     assert ArtifactStore.of(run).keys("steps/000005") == []
 
 
-async def test_a_sequence_of_one_token_has_nothing_to_score(run: RunRef):
+async def test_a_sequence_of_one_token_cannot_be_scored(run: RunRef):
     async def function(batch: Batch) -> Any:
         return await batch.logprobs([[1, 2], [3]])
 
@@ -176,22 +174,22 @@ async def test_a_sequence_of_one_token_has_nothing_to_score(run: RunRef):
         await prepare(run, function)
 
 
-async def test_an_error_of_the_trainer_is_raised_whatever_the_function_makes_of_it(run: RunRef):
-    async def lost(sequences: list[list[int]]) -> list[list[float]]:
+async def test_an_error_of_the_trainer_is_raised_even_if_the_function_catches_it(run: RunRef):
+    async def failing_score(sequences: list[list[int]]) -> list[list[float]]:
         raise ConnectionError("the session is gone")
 
-    async def careless(batch: Batch) -> Any:
+    async def suppress(batch: Batch) -> Any:
         with contextlib.suppress(ConnectionError):
             await batch.logprobs([[1, 2]])
         return [[[1.0], [1.0, 1.0]], [[1.0], [1.0, 1.0]]]
 
-    async def stumbling(batch: Batch) -> Any:
+    async def replace(batch: Batch) -> Any:
         try:
             return await batch.logprobs([[1, 2]])
         except ConnectionError as error:
             raise KeyError("what now") from error
 
-    for function in (careless, stumbling):
+    for function in (suppress, replace):
         with pytest.raises(ConnectionError, match="the session is gone"):
-            await prepare_with(run, function, lost)
+            await prepare_with(run, function, failing_score)
     assert ArtifactStore.of(run).keys("steps/000005") == []

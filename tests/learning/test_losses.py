@@ -1,4 +1,4 @@
-"""The losses of a run: what they are on the wire, and what they ask of a trainer."""
+"""The built-in losses: their wire form and the trainer capabilities that they need."""
 
 from typing import get_args
 
@@ -9,9 +9,9 @@ from everburn.emulator.training.losses import Loss
 from everburn.learning.losses import (
     LOSSES,
     Clip,
+    LossConfig,
     LossName,
     Need,
-    Settings,
     clip_of,
     needs,
     settings_problems,
@@ -20,27 +20,26 @@ from everburn.learning.losses import (
 )
 
 
-def test_every_loss_of_the_service_but_the_supervised_one_can_be_named():
+def test_each_loss_of_the_service_except_cross_entropy_has_a_name():
     assert set(get_args(LossName)) == set(LOSSES)
     assert {loss.wire for loss in LOSSES.values()} == set(SERVICE) - {"cross_entropy"}
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_what_is_sent_is_understood_and_is_the_services_own_default(name: str):
-    """A run that sets nothing trains as one that the service's defaults were applied to."""
+def test_the_default_settings_that_are_sent_equal_the_services_defaults(name: str):
     wire, settings = wire_loss_of(name, {})
     assert Loss.parse(wire, settings) == Loss.parse(wire, {})
 
 
-def test_grpo_is_the_wires_clipped_ppo():
+def test_grpo_is_the_services_clipped_ppo():
     assert wire_loss_of("grpo", {}) == (
         "ppo",
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     )
 
 
-def test_clipping_may_be_asymmetric_and_other_settings_pass_through():
-    settings: Settings = {"clip_high_threshold": 1.4, "new_key": "x"}
+def test_clipping_may_be_asymmetric_and_unknown_settings_pass_through():
+    settings: LossConfig = {"clip_high_threshold": 1.4, "new_key": "x"}
     assert wire_loss_of("cispo", settings) == (
         "cispo",
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.4, "new_key": "x"},
@@ -53,11 +52,11 @@ def test_clipping_may_be_asymmetric_and_other_settings_pass_through():
 
 
 @pytest.mark.parametrize("loss", ["grpo", "cispo", "dapo", "gspo"])
-def test_nothing_is_clipped_where_the_ratio_is_to_the_policy_itself(loss: str):
-    detached: Settings = {"anchor_logprob_source": "current_detached"}
+def test_a_loss_anchored_on_the_trained_policy_does_not_clip(loss: str):
+    detached: LossConfig = {"anchor_logprob_source": "current_detached"}
     assert clip_of(loss, detached) is None
     assert clip_of(loss, {"anchor_logprob_source": "recorded"}) == clip_of(loss, {}) is not None
-    # Thresholds that can't be meant are refused all the same.
+    # Invalid thresholds are refused nevertheless.
     (problem,) = settings_problems(loss, {"clip_high_threshold": 0.2, **detached})
     assert "0 <= low <= 1 <= high" in problem
 
@@ -71,7 +70,7 @@ def test_nothing_is_clipped_where_the_ratio_is_to_the_policy_itself(loss: str):
         (
             "dro",
             {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
-            "loss 'dro' doesn't clip: leave clip_low_threshold and clip_high_threshold out",
+            "loss 'dro' doesn't clip: remove clip_low_threshold and clip_high_threshold",
         ),
         (
             "grpo",
@@ -80,7 +79,7 @@ def test_nothing_is_clipped_where_the_ratio_is_to_the_policy_itself(loss: str):
         ),
     ],
 )
-def test_settings_that_cannot_be_meant(loss: str, settings: Settings, text: str):
+def test_invalid_settings(loss: str, settings: LossConfig, text: str):
     (problem,) = settings_problems(loss, settings)
     assert text in problem
 
@@ -89,7 +88,7 @@ IMPORTANCE = "supports_policy_importance_sampling"
 
 
 @pytest.mark.parametrize(
-    ("loss", "settings", "due"),
+    ("loss", "settings", "expected"),
     [
         ("grpo", {}, []),
         ("grpo", {"weighting": "none"}, []),
@@ -114,5 +113,5 @@ IMPORTANCE = "supports_policy_importance_sampling"
         ),
     ],
 )
-def test_what_a_setting_needs_of_the_trainer(loss: str, settings: Settings, due: list[Need]):
-    assert list(needs(loss, settings)) == due
+def test_the_capabilities_that_settings_need(loss: str, settings: LossConfig, expected: list[Need]):
+    assert list(needs(loss, settings)) == expected

@@ -12,11 +12,11 @@ def rates(kind: str, steps: int = 4, warmup: int = 0) -> list[float]:
     ]
 
 
-def test_constant_stays() -> None:
+def test_constant_stays_at_the_peak() -> None:
     assert rates("constant") == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_linear_falls_in_equal_parts_and_the_last_step_still_trains() -> None:
+def test_linear_falls_in_equal_steps_and_the_last_step_still_trains() -> None:
     assert rates("linear") == [1.0, 0.75, 0.5, 0.25]
 
 
@@ -24,9 +24,9 @@ def test_cosine_falls_along_half_a_cosine() -> None:
     assert rates("cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
 
 
-def test_warmup_rises_to_the_peak_and_the_rest_follows() -> None:
+def test_warmup_rises_to_the_peak_before_the_schedule_falls() -> None:
     assert rates("linear", steps=6, warmup=2) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
 
-def test_a_step_beyond_the_expected_number_trains_nothing_more() -> None:
+def test_a_step_beyond_total_steps_has_learning_rate_zero() -> None:
     assert learning_rate(9, 4, 1.0, "linear") == 0.0

@@ -1,4 +1,4 @@
-"""How history writes groups: one name, or one short text for hundreds."""
+"""Group names in history: one name, or one short text for hundreds of groups."""
 
 import random
 from unittest import mock
@@ -19,7 +19,7 @@ def keys(*names: str) -> list[GroupKey]:
     return [GroupKey.parse(name) for name in names]
 
 
-def test_neighbours_become_ranges_and_retried_groups_keep_their_attempt():
+def test_adjacent_groups_become_ranges_and_retried_groups_keep_their_attempt():
     groups = keys("30.1", "18", "17", "26", "19", "27.2")
     assert encode_groups(groups) == "17-19,26,27.2,30.1"
     assert decode_groups("17-19,26,27.2,30.1") == keys("17", "18", "19", "26", "27.2", "30.1")
@@ -29,27 +29,27 @@ def test_a_retried_group_interrupts_a_range():
     assert encode_groups(keys("5", "6.1", "7", "8")) == "5,6.1,7-8"
 
 
-def test_no_groups_are_an_empty_text():
+def test_no_groups_encode_as_empty_text():
     assert (encode_groups([]), decode_groups("")) == ("", [])
 
 
 @given(st.sets(GROUPS))
-def test_any_set_of_groups_survives(groups: set[GroupKey]):
+def test_groups_round_trip(groups: set[GroupKey]):
     text = encode_groups(list(groups))
     assert decode_groups(text) == sorted(groups, key=lambda group: (group.cursor, group.attempt))
     assert encode_groups(decode_groups(text)) == text
 
 
 @given(st.sets(GROUPS, min_size=1))
-def test_any_set_of_groups_survives_being_packed(groups: set[GroupKey]):
+def test_packed_groups_round_trip(groups: set[GroupKey]):
     with mock.patch.object(ids, "READABLE", 0):
         text = encode_groups(list(groups))
     assert text.startswith(PACKED)
     assert decode_groups(text) == sorted(groups, key=lambda group: (group.cursor, group.attempt))
 
 
-def test_a_batch_that_fills_the_window_of_a_million_rows_takes_a_fifth_of_a_payload():
-    """Every other row rejected, at random, and some retried: as ranges they would be 3 KB."""
+def test_the_largest_scattered_batch_encodes_into_410_characters():
+    """About every third row rejected, and some retried: ranges would take 3 KB."""
     draw, batch, cursor = random.Random(1), [], 10**6
     while len(batch) < MAX_GROUPS_OUT:
         cursor += draw.choice([1, 2])
@@ -58,10 +58,8 @@ def test_a_batch_that_fills_the_window_of_a_million_rows_takes_a_fifth_of_a_payl
     assert decode_groups(encode_groups(batch)) == batch
 
 
-def test_the_worst_submission_of_a_million_rows_fits_into_two_kilobytes():
-    scattered = [
-        GroupKey(cursor=10**6 - 1 - 2 * place) for place in range(MAX_GROUPS_PER_SUBMISSION)
-    ]
+def test_the_largest_scattered_submission_fits_into_two_kilobytes():
+    scattered = [GroupKey(cursor=10**6 - 1 - 2 * i) for i in range(MAX_GROUPS_PER_SUBMISSION)]
     assert len(encode_groups(scattered)) < 2048
 
 

@@ -1,5 +1,5 @@
-"""Hypothesis settings of these tests: the same examples in every run, or, with
-HYPOTHESIS_PROFILE=thorough, many more and new ones each time."""
+"""Hypothesis settings: the same examples in every run, or, with HYPOTHESIS_PROFILE=thorough, many
+more and random ones."""
 
 import os
 

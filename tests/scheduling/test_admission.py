@@ -1,12 +1,14 @@
-"""Admission, by example. G = 4 completions per row, P = 2 rows per step, so B = 8."""
+"""Admission, by example: G = 4 completions per row, P = 2 rows per step, B = 8."""
 
 import pytest
 
 from everburn.scheduling.admission import Admission
 
 
-def admission(ahead: int = 0, concurrency: int | None = None, **state: int) -> Admission:
-    return Admission(group=4, batch=8, ahead=ahead, concurrency=concurrency, **state)
+def admission(off_policy: int = 0, concurrency: int | None = None, **state: int) -> Admission:
+    return Admission(
+        group=4, batch=8, max_head_offpolicy_versions=off_policy, concurrency=concurrency, **state
+    )
 
 
 def admit_all(state: Admission) -> list[int]:
@@ -17,19 +19,19 @@ def admit_all(state: Admission) -> list[int]:
     return stamps
 
 
-def test_on_policy_admits_exactly_one_batch():
-    state = admission(ahead=0)
+def test_on_policy_training_admits_exactly_one_batch():
+    state = admission(off_policy=0)
     assert admit_all(state) == [0, 0]
     assert (state.capacity, state.reserved, state.in_flight) == (0, 8, 8)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 5])
-def test_a_new_run_may_start_o_plus_one_batches(ahead: int):
-    assert len(admit_all(admission(ahead))) == 2 * (ahead + 1)
+@pytest.mark.parametrize("off_policy", [0, 1, 2, 5])
+def test_a_new_run_admits_o_plus_one_batches(off_policy: int):
+    assert len(admit_all(admission(off_policy))) == 2 * (off_policy + 1)
 
 
-def test_a_publication_opens_one_batch_and_stamps_its_rows():
-    state = admission(ahead=0)
+def test_a_publication_admits_one_batch_with_the_new_version():
+    state = admission(off_policy=0)
     admit_all(state)
     for _ in range(2):
         state.release(4)
@@ -39,7 +41,7 @@ def test_a_publication_opens_one_batch_and_stamps_its_rows():
     assert admit_all(state) == [1, 1]
 
 
-def test_acceptance_counts_a_whole_group_however_many_survived():
+def test_acceptance_counts_a_whole_group():
     state = admission()
     state.admit()
     state.release(4)
@@ -48,7 +50,7 @@ def test_acceptance_counts_a_whole_group_however_many_survived():
     assert (state.accepted, state.reserved, state.staleness_capacity) == (4, 0, before)
 
 
-def test_rejection_gives_capacity_back_at_once():
+def test_rejection_frees_capacity():
     state = admission()
     admit_all(state)
     state.release(4)
@@ -57,8 +59,8 @@ def test_rejection_gives_capacity_back_at_once():
     assert state.can_admit()
 
 
-def test_a_row_is_atomic():
-    state = admission(ahead=3, concurrency=7)
+def test_a_row_is_admitted_only_as_a_whole():
+    state = admission(off_policy=3, concurrency=7)
     state.admit()
     assert state.capacity == 3
     assert not state.can_admit()
@@ -67,15 +69,15 @@ def test_a_row_is_atomic():
     assert state.can_admit()
 
 
-def test_the_smaller_of_both_limits_counts():
-    assert admission(ahead=0, concurrency=100).capacity == 8
-    assert admission(ahead=9, concurrency=6).capacity == 6
-    assert admission(ahead=9).concurrency_capacity is None
-    assert admission(ahead=9).capacity == 80
+def test_the_smaller_limit_applies():
+    assert admission(off_policy=0, concurrency=100).capacity == 8
+    assert admission(off_policy=9, concurrency=6).capacity == 6
+    assert admission(off_policy=9).concurrency_capacity is None
+    assert admission(off_policy=9).capacity == 80
 
 
 def test_finished_calls_free_concurrency_but_not_staleness():
-    state = admission(ahead=0, concurrency=8)
+    state = admission(off_policy=0, concurrency=8)
     admit_all(state)
     state.release(8)
     assert (state.concurrency_capacity, state.staleness_capacity) == (8, 0)
@@ -83,7 +85,7 @@ def test_finished_calls_free_concurrency_but_not_staleness():
 
 
 def test_a_retry_keeps_the_reservation_and_needs_only_free_calls():
-    state = admission(ahead=0, concurrency=8)
+    state = admission(off_policy=0, concurrency=8)
     admit_all(state)
     assert not state.can_retry()
     state.release(4)
@@ -95,22 +97,25 @@ def test_a_retry_keeps_the_reservation_and_needs_only_free_calls():
         state.retry()
 
 
-def test_the_offset_of_an_initial_version_cancels_out():
-    assert admission(ahead=1, initial_version=7, version=7).capacity == admission(ahead=1).capacity
+def test_an_initial_version_does_not_change_capacity():
+    assert (
+        admission(off_policy=1, initial_version=7, version=7).capacity
+        == admission(off_policy=1).capacity
+    )
 
 
-@pytest.mark.parametrize("waiting_groups", [0, 1, 3])
-def test_a_resumed_run_continues_with_what_it_has(waiting_groups: int):
-    """Accepted is v*B plus what is completed and untrained; capacity (O+1)*B minus that."""
-    version, waiting = 5, 4 * waiting_groups
-    state = admission(ahead=2, version=version, accepted=version * 8 + waiting)
-    assert state.capacity == 3 * 8 - waiting
+@pytest.mark.parametrize("untrained_groups", [0, 1, 3])
+def test_a_resumed_runs_capacity_excludes_its_untrained_groups(untrained_groups: int):
+    """accepted = v*B + untrained completions; capacity = (O+1)*B - untrained completions."""
+    version, untrained = 5, 4 * untrained_groups
+    state = admission(off_policy=2, version=version, accepted=version * 8 + untrained)
+    assert state.capacity == 3 * 8 - untrained
 
 
-def test_a_lowered_limit_admits_nothing_until_work_has_drained():
-    state = admission(ahead=2, concurrency=24)
+def test_a_lowered_limit_admits_nothing_until_publications_catch_up():
+    state = admission(off_policy=2, concurrency=24)
     admit_all(state)
-    state.ahead, state.concurrency = 0, 8
+    state.max_head_offpolicy_versions, state.concurrency = 0, 8
     assert state.capacity == -16
     assert not state.can_admit()
     state.release(24)
@@ -124,7 +129,7 @@ def test_a_lowered_limit_admits_nothing_until_work_has_drained():
     assert admit_all(state) == [3, 3]
 
 
-def test_impossible_transitions_are_errors():
+def test_invalid_transitions_are_errors():
     state = admission()
     with pytest.raises(ValueError, match="no reservation"):
         state.accept()
@@ -141,7 +146,7 @@ def test_impossible_transitions_are_errors():
 
 
 def test_state_survives_json():
-    state = admission(ahead=1, concurrency=12)
+    state = admission(off_policy=1, concurrency=12)
     admit_all(state)
     state.release(3)
     again = Admission.model_validate_json(state.model_dump_json())

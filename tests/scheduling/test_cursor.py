@@ -17,14 +17,14 @@ def take_all(cursor: Cursor) -> list[int]:
     return rows
 
 
-def test_rows_are_issued_in_order_and_once():
+def test_rows_are_issued_once_and_in_order():
     cursor = Cursor(total=3)
     assert take_all(cursor) == [0, 1, 2]
     assert cursor.exhausted
     assert cursor.take() is None
 
 
-def test_out_of_order_fates_are_remembered_exactly():
+def test_out_of_order_outcomes_are_remembered_exactly():
     cursor = Cursor(total=10)
     take_all(cursor)
     for row in (4, 2, 0):
@@ -34,7 +34,7 @@ def test_out_of_order_fates_are_remembered_exactly():
     assert cursor.resolved_count == 3
 
 
-def test_the_set_collapses_into_one_mark_when_gaps_close():
+def test_ranges_merge_when_gaps_close():
     cursor = Cursor(total=6)
     take_all(cursor)
     for row in (1, 3, 5, 4):
@@ -46,7 +46,7 @@ def test_the_set_collapses_into_one_mark_when_gaps_close():
     assert (cursor.low, cursor.above) == (6, [])
 
 
-def test_a_row_given_back_is_issued_again_before_new_ones():
+def test_a_returned_row_is_issued_again_before_new_rows():
     cursor = Cursor(total=5)
     assert [cursor.take() for _ in range(3)] == [0, 1, 2]
     cursor.give_back(2)
@@ -54,7 +54,7 @@ def test_a_row_given_back_is_issued_again_before_new_ones():
     assert [cursor.take() for _ in range(3)] == [0, 2, 3]
 
 
-def test_a_run_isnt_exhausted_while_rows_wait_to_be_issued_again():
+def test_the_cursor_is_not_exhausted_while_it_has_returned_rows():
     cursor = Cursor(total=1)
     cursor.take()
     cursor.give_back(0)
@@ -80,18 +80,18 @@ def test_a_resumed_run_neither_repeats_nor_skips_a_row():
     ("row", "why"),
     [(-1, "not a row"), (4, "not issued"), (0, "resolved"), (2, "resolved"), (3, "given back")],
 )
-def test_only_a_row_that_is_out_can_get_a_fate(row: int, why: str):
+def test_only_a_row_that_is_out_can_be_resolved_or_given_back(row: int, why: str):
     cursor = Cursor(total=5, next=4, low=1, above=[(2, 3)], returned=[3])
-    untouched = cursor.model_copy(deep=True)
-    with pytest.raises(ValueError, match=f"row {row} can't be resolved"):
+    unchanged = cursor.model_copy(deep=True)
+    with pytest.raises(ValueError, match=f"row {row} isn't out"):
         cursor.resolve(row)
     with pytest.raises(ValueError, match=f"row {row} isn't out"):
         cursor.give_back(row)
-    assert cursor == untouched
+    assert cursor == unchanged
 
 
 @given(st.permutations(range(60)))
-def test_any_order_of_fates_ends_in_one_mark(order: list[int]):
+def test_any_order_of_resolution_merges_into_one_mark(order: list[int]):
     cursor = Cursor(total=60)
     take_all(cursor)
     for row in order:
@@ -100,7 +100,7 @@ def test_any_order_of_fates_ends_in_one_mark(order: list[int]):
 
 
 class CursorAgainstSets(RuleBasedStateMachine):
-    """The cursor beside three plain sets: rows that are out, given back, resolved."""
+    """The cursor against three plain sets: rows that are out, returned, resolved."""
 
     @initialize(total=st.integers(1, 40))
     def start(self, total: int) -> None:
@@ -138,7 +138,7 @@ class CursorAgainstSets(RuleBasedStateMachine):
         self.resolved.add(row)
 
     @rule(row=st.integers(-2, 42))
-    def refuse_a_row_that_isnt_out(self, row: int) -> None:
+    def refuse_a_row_that_is_not_out(self, row: int) -> None:
         if row not in self.out:
             with pytest.raises(ValueError, match=f"row {row} "):
                 self.cursor.resolve(row)
@@ -147,12 +147,12 @@ class CursorAgainstSets(RuleBasedStateMachine):
 
     @rule()
     def continue_as_new(self) -> None:
-        again = Cursor.model_validate_json(self.cursor.model_dump_json())
-        assert again == self.cursor
-        self.cursor = again
+        restored = Cursor.model_validate_json(self.cursor.model_dump_json())
+        assert restored == self.cursor
+        self.cursor = restored
 
     @invariant()
-    def agrees_with_the_sets(self) -> None:
+    def matches_the_sets(self) -> None:
         cursor = self.cursor
         rows = range(cursor.total)
         assert {row for row in rows if cursor.is_resolved(row)} == self.resolved
@@ -161,10 +161,10 @@ class CursorAgainstSets(RuleBasedStateMachine):
         assert cursor.exhausted == (not self.fresh and not self.returned)
 
     @invariant()
-    def keeps_its_ranges_minimal(self) -> None:
+    def ranges_are_minimal(self) -> None:
         edges = [self.cursor.low, *(edge for span in self.cursor.above for edge in span)]
-        assert all(here < there for here, there in pairwise(edges)), (
-            "ranges are sorted, not empty, and don't touch one another or the mark"
+        assert all(left < right for left, right in pairwise(edges)), (
+            "ranges are sorted, not empty, and don't touch each other or the mark"
         )
 
 

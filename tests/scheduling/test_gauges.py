@@ -1,4 +1,4 @@
-"""Gauges, by example and against a sum over small rectangles."""
+"""Gauges, by example and against a sum over unit intervals."""
 
 import pytest
 from hypothesis import given
@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from everburn.scheduling.gauges import Gauges
 
 
-def test_a_mean_is_weighted_by_time_not_by_events():
+def test_a_mean_is_weighted_by_time():
     gauges = Gauges.starting(100.0)
     gauges.set(100.0, {"in_flight": 8.0})
     gauges.set(100.9, {"in_flight": 0.0})
     assert gauges.close_window(101.0) == {"in_flight": pytest.approx(7.2)}
 
 
-def test_values_hold_over_the_end_of_a_window():
+def test_values_persist_into_the_next_window():
     gauges = Gauges.starting(0.0)
     gauges.set(0.0, {"capacity": 6.0})
     gauges.close_window(10.0)
@@ -28,7 +28,7 @@ def test_a_window_without_duration_yields_the_current_values():
     assert gauges.close_window(5.0) == {"capacity": 3.0}
 
 
-def test_a_gauge_that_cant_be_computed_is_absent():
+def test_a_gauge_without_a_current_value_is_absent():
     gauges = Gauges.starting(0.0)
     assert gauges.close_window(1.0) == {}
     gauges.set(1.0, {"staleness": 1.0, "concurrency": 2.0})
@@ -36,7 +36,7 @@ def test_a_gauge_that_cant_be_computed_is_absent():
     assert gauges.close_window(3.0) == {"staleness": 1.0}
 
 
-def test_a_clock_that_goes_back_loses_time_but_counts_none_twice():
+def test_a_clock_that_goes_back_counts_no_time_twice():
     gauges = Gauges.starting(10.0)
     gauges.set(10.0, {"capacity": 4.0})
     gauges.set(20.0, {"capacity": 2.0})
@@ -48,10 +48,10 @@ def test_a_clock_that_goes_back_loses_time_but_counts_none_twice():
     st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 9), st.integers(0, 9)), min_size=1),
     st.lists(st.integers(0, 30)),
 )
-def test_means_equal_a_sum_over_unit_rectangles(
+def test_means_equal_a_sum_over_unit_intervals(
     events: list[tuple[int, int, int]], closings: list[int]
 ):
-    """Events (seconds since the last one, two values); windows close after some of them."""
+    """events: (seconds since the previous event, two values). closings: ends of windows."""
     gauges = Gauges.starting(0.0)
     now, window_start = 0, 0
     timeline: list[tuple[int, int]] = []
@@ -66,8 +66,8 @@ def test_means_equal_a_sum_over_unit_rectangles(
         if number in closings:
             window = timeline[window_start:now] or [current]
             expected = {
-                name: pytest.approx(sum(seconds[place] for seconds in window) / len(window))
-                for place, name in enumerate("ab")
+                name: pytest.approx(sum(seconds[index] for seconds in window) / len(window))
+                for index, name in enumerate("ab")
             }
             assert gauges.close_window(float(now)) == expected
             window_start = now

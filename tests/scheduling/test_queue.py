@@ -1,4 +1,4 @@
-"""The queue of accepted groups, by example. P = 3 groups per step."""
+"""The queue of accepted groups, by example: P = 3 groups per step."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def queue(*cursors: int, batch_size: int = 3) -> GroupQueue:
 
 
 def cursors(groups: list[QueuedGroup]) -> list[int]:
-    return [each.c for each in groups]
+    return [group.c for group in groups]
 
 
 def test_groups_join_the_batch_in_completion_order():
@@ -27,7 +27,7 @@ def test_groups_join_the_batch_in_completion_order():
     assert state.full
 
 
-def test_a_submission_takes_everything_that_is_ready():
+def test_a_submission_takes_all_ready_groups():
     state = queue(5, 1)
     assert state.ready == 2
     assert cursors(state.take_submission()) == [5, 1]
@@ -37,7 +37,7 @@ def test_a_submission_takes_everything_that_is_ready():
     assert cursors(state.take_submission()) == [9]
 
 
-def test_groups_of_the_next_step_wait_for_this_one():
+def test_groups_of_the_next_step_are_not_submitted():
     state = queue(0, 1, 2, 3, 4)
     assert state.ready == 3
     assert cursors(state.take_submission()) == [0, 1, 2]
@@ -46,14 +46,14 @@ def test_groups_of_the_next_step_wait_for_this_one():
     assert (cursors(state.batch), state.ready, state.full) == ([3, 4], 2, False)
 
 
-def test_a_step_that_starts_anew_submits_its_batch_again():
+def test_a_restarted_step_submits_its_batch_again():
     state = queue(0, 1, 2)
     state.take_submission()
     state.restart()
     assert cursors(state.take_submission()) == [0, 1, 2]
 
 
-def test_a_step_cant_be_committed_before_all_of_it_is_submitted():
+def test_a_step_cannot_be_committed_before_its_whole_batch_is_submitted():
     state = queue(0, 1)
     state.take_submission()
     state.accept(group(2))
@@ -69,7 +69,7 @@ def test_the_last_partial_batch_can_be_committed():
     assert state.groups == []
 
 
-def test_one_submission_is_bounded():
+def test_the_size_of_a_submission_is_bounded():
     count = 2 * MAX_GROUPS_PER_SUBMISSION + 5
     state = queue(*range(count), batch_size=count)
     sizes = [len(state.take_submission()) for _ in range(3)]
@@ -87,7 +87,7 @@ def test_state_survives_json_in_the_middle_of_a_batch():
 
 
 @pytest.mark.parametrize(("attempt", "text"), [(0, "17"), (2, "17.2")])
-def test_a_group_is_known_by_its_row_and_attempt(attempt: int, text: str):
+def test_a_group_key_has_row_and_attempt(attempt: int, text: str):
     key = group(17, attempt).key
     assert key == GroupKey(cursor=17, attempt=attempt)
     assert key.text == text

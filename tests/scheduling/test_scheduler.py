@@ -1,8 +1,8 @@
-"""Admission, cursor, queue and breaker together, driven as the workflow drives them.
+"""Admission, cursor, queue and breaker together, driven as by the workflow.
 
-`Driver` does what the workflow does around the state machines, without tasks or time. Scenarios
-show it by example; `Scheduler` lets hypothesis choose what happens when, and compares all counts
-with plain sets after every event.
+`Driver` does the workflow's part around the state machines, without tasks or time. Scenarios show
+examples; in `Scheduler` hypothesis chooses the events, and all counts are compared with plain sets
+after each event.
 """
 
 import math
@@ -23,7 +23,7 @@ from everburn.scheduling.queue import GroupQueue, QueuedGroup
 
 @dataclass
 class Running:
-    """An attempt of a row: the version of its stamp, and how many of its calls have ended."""
+    """An attempt of a row: its version stamp, and how many of its calls have ended."""
 
     version: int
     ended: int = 0
@@ -33,7 +33,7 @@ class Running:
 class Driver:
     group: int
     batch_size: int
-    ahead: int = 0
+    off_policy: int = 0
     concurrency: int | None = None
     rows: int = 10
     epochs: int = 1
@@ -43,24 +43,24 @@ class Driver:
 
     running: dict[GroupKey, Running] = field(default_factory=dict)
     waiting: list[GroupKey] = field(default_factory=list)
-    """Attempts that wait for free calls under their row's old reservation."""
+    """Attempts that wait for free calls; their row keeps its reservation."""
     finished: list[GroupKey] = field(default_factory=list)
     attempts: dict[int, int] = field(default_factory=dict)
-    """How many attempts each row has had. Numbers are never used twice."""
+    """Number of attempts per row."""
     retries: dict[int, int] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
     steps: list[list[QueuedGroup]] = field(default_factory=list)
     """The committed batches."""
     outcomes: list[bool] = field(default_factory=list)
-    """Everything the breaker was told since it was last reset."""
+    """All outcomes that the breaker recorded since its last reset."""
     publications: int = 0
 
     def __post_init__(self) -> None:
         self.admission = Admission(
             group=self.group,
             batch=self.group * self.batch_size,
-            ahead=self.ahead,
+            max_head_offpolicy_versions=self.off_policy,
             concurrency=self.concurrency,
             initial_version=self.first_version,
             version=self.first_version,
@@ -72,12 +72,12 @@ class Driver:
 
     @property
     def published(self) -> bool:
-        """Whether the open step's version is out and only its commit is missing."""
+        """Whether the current step is published and not committed."""
         return self.publications > len(self.steps)
 
     @property
     def sealed(self) -> bool:
-        """Whether the open batch is final: full, or the last one."""
+        """Whether the current batch is final: full, or the last one."""
         nothing_comes = self.cursor.exhausted and not self.running and not self.waiting
         return self.queue.full or (nothing_comes and bool(self.queue.batch))
 
@@ -97,7 +97,7 @@ class Driver:
             self._start(self._next_attempt(row), self.admission.admit())
 
     def calls_ended(self, key: GroupKey, total: int) -> None:
-        """`released`: so many of the group's calls have ended, in total."""
+        """total: the number of the group's calls that have ended."""
         attempt = self.running.get(key)
         if attempt is None or total <= attempt.ended:
             return
@@ -108,8 +108,8 @@ class Driver:
     def group_ended(
         self, key: GroupKey, survivors: int, outcomes: Iterable[bool] = (), keep: bool = True
     ) -> None:
-        """The outcome of a group: completions that survived, what the breaker counts of the
-        calls, and what the dynamic filter said."""
+        """survivors: surviving completions. outcomes: for the breaker. keep: the dynamic filter's
+        decision."""
         attempt = self._leave(key)
         if attempt is None:
             return
@@ -135,7 +135,7 @@ class Driver:
         self.refill()
 
     def group_cancelled(self, key: GroupKey) -> None:
-        """Its fate stays unknown: the row will be issued again."""
+        """The group has no outcome; its row will be issued again."""
         if self._leave(key) is not None:
             self.admission.reject()
             self.cursor.give_back(key.cursor)
@@ -155,20 +155,19 @@ class Driver:
         self.steps.append(batch)
 
     def train(self) -> None:
-        """The whole step transaction of a sealed batch."""
+        """The step transaction of a sealed batch."""
         while self.queue.ready:
             self.queue.take_submission()
         self.publish()
         self.commit()
 
     def resume(self) -> None:
-        """A person has looked at why the breaker tripped."""
         self.breaker.reset()
         self.outcomes = []
         self.refill()
 
     def state(self) -> list[str]:
-        """All of it that a workflow would carry through continue-as-new."""
+        """The state that a workflow carries through continue-as-new."""
         machines = (self.admission, self.cursor, self.queue, self.breaker)
         return [machine.model_dump_json() for machine in machines]
 
@@ -198,9 +197,9 @@ def stamps(batch: list[QueuedGroup]) -> dict[int, int]:
 
 
 def test_without_off_policy_versions_training_is_fully_on_policy():
-    driver = Driver(group=4, batch_size=2, ahead=0, rows=6)
+    driver = Driver(group=4, batch_size=2, off_policy=0, rows=6)
     for step in (1, 2, 3):
-        assert len(driver.running) == 2, "exactly one batch is in the works"
+        assert len(driver.running) == 2, "exactly one batch is running"
         for running in reversed(list(driver.running)):
             driver.group_ended(running, survivors=4)
         driver.train()
@@ -209,7 +208,7 @@ def test_without_off_policy_versions_training_is_fully_on_policy():
 
 
 def test_without_off_policy_versions_retries_rejects_and_cancels_stay_on_policy():
-    driver = Driver(group=2, batch_size=2, ahead=0, rows=5, min_group_size=2, max_retries=1)
+    driver = Driver(group=2, batch_size=2, off_policy=0, rows=5, min_group_size=2, max_retries=1)
     driver.group_ended(key(0), survivors=0)
     driver.group_ended(key(1), survivors=2, keep=False)
     driver.group_cancelled(key(2))
@@ -225,22 +224,22 @@ def test_without_off_policy_versions_retries_rejects_and_cancels_stay_on_policy(
     assert driver.done
 
 
-def test_with_one_version_ahead_the_next_batch_runs_while_this_one_trains():
-    driver = Driver(group=4, batch_size=2, ahead=1, rows=6)
+def test_with_one_off_policy_version_the_next_batch_runs_during_training():
+    driver = Driver(group=4, batch_size=2, off_policy=1, rows=6)
     assert len(driver.running) == 4
     driver.group_ended(key(0), survivors=4)
     driver.group_ended(key(1), survivors=4)
     assert driver.sealed
     assert set(driver.running) == {key(2), key(3)}
     driver.group_ended(key(3), survivors=4)
-    assert driver.queue.ready == 2, "an early group of the next step waits for this one"
+    assert driver.queue.ready == 2, "an early group of the next step isn't ready"
     driver.train()
     assert set(driver.running) == {key(2), key(4), key(5)}
     assert driver.queue.ready == 1
 
 
-def test_a_straggler_is_trained_when_it_finishes_however_old_it_is():
-    driver = Driver(group=2, batch_size=1, ahead=1, rows=9)
+def test_a_straggler_is_trained_however_old_it_is():
+    driver = Driver(group=2, batch_size=1, off_policy=1, rows=9)
     while len(driver.steps) < 8:
         newest = max(driver.running, key=lambda running: running.cursor)
         driver.group_ended(newest, survivors=2)
@@ -251,8 +250,8 @@ def test_a_straggler_is_trained_when_it_finishes_however_old_it_is():
     assert driver.done
 
 
-def test_refill_follows_each_finished_call_where_concurrency_limits():
-    driver = Driver(group=4, batch_size=4, ahead=0, concurrency=8, rows=4)
+def test_each_finished_call_refills_if_concurrency_is_limited():
+    driver = Driver(group=4, batch_size=4, off_policy=0, concurrency=8, rows=4)
     assert set(driver.running) == {key(0), key(1)}
     driver.calls_ended(key(0), 2)
     driver.calls_ended(key(1), 1)
@@ -261,11 +260,11 @@ def test_refill_follows_each_finished_call_where_concurrency_limits():
     assert set(driver.running) == {key(0), key(1), key(2)}
     driver.calls_ended(key(1), 2)
     driver.calls_ended(key(1), 1)
-    assert driver.admission.in_flight == 8, "repeated and late reports free nothing"
+    assert driver.admission.in_flight == 8, "repeated and late reports free no capacity"
 
 
-def test_the_last_batch_is_trained_although_it_isnt_full():
-    driver = Driver(group=2, batch_size=3, ahead=1, rows=5)
+def test_the_last_partial_batch_is_trained():
+    driver = Driver(group=2, batch_size=3, off_policy=1, rows=5)
     for running in list(driver.running):
         driver.group_ended(running, survivors=1)
     driver.train()
@@ -275,7 +274,7 @@ def test_the_last_batch_is_trained_although_it_isnt_full():
     assert driver.done
 
 
-def test_a_partial_batch_isnt_sealed_while_a_row_may_still_join_it():
+def test_a_partial_batch_is_not_sealed_while_rows_are_running():
     driver = Driver(group=2, batch_size=3, rows=2)
     driver.group_ended(key(0), survivors=2)
     assert not driver.sealed
@@ -286,7 +285,7 @@ def test_a_partial_batch_isnt_sealed_while_a_row_may_still_join_it():
     assert driver.sealed
 
 
-def test_a_run_whose_rows_are_all_rejected_ends_without_a_step():
+def test_a_run_with_only_rejected_rows_ends_without_a_step():
     driver = Driver(group=2, batch_size=2, rows=7, epochs=3)
     while driver.running:
         driver.group_ended(next(iter(driver.running)), survivors=2, keep=False)
@@ -294,7 +293,7 @@ def test_a_run_whose_rows_are_all_rejected_ends_without_a_step():
     assert (driver.steps, driver.admission.version) == ([], 0)
 
 
-def test_a_tripped_breaker_stops_admission_until_a_person_resumes():
+def test_a_tripped_breaker_stops_admission_until_the_run_is_resumed():
     driver = Driver(group=2, batch_size=1, rows=9, min_group_size=1)
     for row in (0, 1, 2):
         driver.group_ended(key(row), survivors=0, outcomes=[True, True])
@@ -306,7 +305,7 @@ def test_a_tripped_breaker_stops_admission_until_a_person_resumes():
 
 
 class Scheduler(RuleBasedStateMachine):
-    """Whatever happens, in whatever order and however often it is reported."""
+    """Random events, in any order, with repeated reports."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -316,7 +315,7 @@ class Scheduler(RuleBasedStateMachine):
         self.driver = Driver(
             group=group,
             batch_size=batch_size,
-            ahead=data.draw(st.integers(0, 3), "O"),
+            off_policy=data.draw(st.integers(0, 3), "O"),
             concurrency=data.draw(limits, "C"),
             rows=data.draw(st.integers(1, 12), "rows"),
             epochs=data.draw(st.integers(1, 3), "epochs"),
@@ -345,9 +344,9 @@ class Scheduler(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.running)
     @rule(data=st.data())
-    def a_group_ends_well(self, data: st.DataObject) -> None:
-        everyone = self.driver.group
-        self.driver.group_ended(self.pick_running(data), everyone, [False] * everyone)
+    def a_group_succeeds(self, data: st.DataObject) -> None:
+        size = self.driver.group
+        self.driver.group_ended(self.pick_running(data), size, [False] * size)
 
     @precondition(lambda self: self.driver.running)
     @rule(data=st.data())
@@ -356,7 +355,7 @@ class Scheduler(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.finished)
     @rule(data=st.data(), what=st.sampled_from(["accepted", "rejected", "cancelled", "calls"]))
-    def old_news_arrive_again(self, data: st.DataObject, what: str) -> None:
+    def an_old_report_is_repeated(self, data: st.DataObject, what: str) -> None:
         group = data.draw(st.sampled_from(self.driver.finished), "group")
         before = self.driver.state()
         if what == "cancelled":
@@ -369,13 +368,13 @@ class Scheduler(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.queue.ready)
     @rule()
-    def what_is_ready_is_submitted(self) -> None:
+    def ready_groups_are_submitted(self) -> None:
         before = self.driver.queue.ready
         assert len(self.driver.queue.take_submission()) == before
 
     @precondition(lambda self: self.driver.queue.submitted and not self.driver.published)
     @rule()
-    def the_lease_is_lost(self) -> None:
+    def the_lease_fails(self) -> None:
         self.driver.queue.restart()
         assert self.driver.queue.ready == len(self.driver.queue.batch)
 
@@ -395,16 +394,16 @@ class Scheduler(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.breaker.tripped)
     @rule()
-    def a_person_resumes(self) -> None:
+    def the_run_is_resumed(self) -> None:
         self.driver.resume()
 
     @rule()
     def the_workflow_continues_as_new(self) -> None:
         for name in ("admission", "cursor", "queue", "breaker"):
             machine = getattr(self.driver, name)
-            again = type(machine).model_validate_json(machine.model_dump_json())
-            assert again == machine
-            setattr(self.driver, name, again)
+            restored = type(machine).model_validate_json(machine.model_dump_json())
+            assert restored == machine
+            setattr(self.driver, name, restored)
 
     @invariant()
     def capacity_follows_the_formula(self) -> None:
@@ -412,7 +411,7 @@ class Scheduler(RuleBasedStateMachine):
         batch = driver.group * driver.batch_size
         reserved = driver.group * (len(driver.running) + len(driver.waiting))
         accepted = driver.group * len(driver.accepted)
-        staleness = (driver.publications + driver.ahead + 1) * batch - accepted - reserved
+        staleness = (driver.publications + driver.off_policy + 1) * batch - accepted - reserved
         in_flight = sum(driver.group - attempt.ended for attempt in driver.running.values())
         free = math.inf if driver.concurrency is None else driver.concurrency - in_flight
         admission = driver.admission
@@ -436,7 +435,7 @@ class Scheduler(RuleBasedStateMachine):
         assert cursor.resolved_count == len(trained) + len(driver.rejected)
 
     @invariant()
-    def something_can_always_happen(self) -> None:
+    def the_run_is_never_deadlocked(self) -> None:
         driver = self.driver
         held = driver.breaker.tripped is not None
         waits_for_an_event = bool(driver.running) or driver.sealed or driver.published
@@ -444,9 +443,9 @@ class Scheduler(RuleBasedStateMachine):
 
     @invariant()
     def the_breaker_counts_each_outcome_once(self) -> None:
-        told_at_once = CircuitBreaker()
-        told_at_once.record(self.driver.outcomes)
-        assert self.driver.breaker == told_at_once
+        breaker = CircuitBreaker()
+        breaker.record(self.driver.outcomes)
+        assert self.driver.breaker == breaker
 
     @invariant()
     def versions_fit_their_steps(self) -> None:
@@ -454,11 +453,11 @@ class Scheduler(RuleBasedStateMachine):
         for step, batch in enumerate(self.driver.steps):
             newest = first + step
             assert all(group.v <= newest for group in batch)
-            if self.driver.ahead == 0:
+            if self.driver.off_policy == 0:
                 assert all(group.v == newest for group in batch), "fully on-policy"
 
     def teardown(self) -> None:
-        """Let the run end: every row of every epoch gets exactly one fate."""
+        """Finish the run: each row of each epoch gets exactly one outcome."""
         driver = self.driver
         while not driver.done:
             if driver.breaker.tripped:
@@ -470,13 +469,13 @@ class Scheduler(RuleBasedStateMachine):
             else:
                 driver.train()
             self.capacity_follows_the_formula()
-            self.something_can_always_happen()
+            self.the_run_is_never_deadlocked()
         self.versions_fit_their_steps()
 
         trained = [group.c for batch in driver.steps for group in batch]
         order = RowOrder(rows=driver.rows, shuffle=True, seed=0)
-        fates = [order.position(cursor) for cursor in trained + driver.rejected]
-        assert sorted((fate.epoch, fate.row_index) for fate in fates) == [
+        positions = [order.position(cursor) for cursor in trained + driver.rejected]
+        assert sorted((p.epoch, p.row_index) for p in positions) == [
             (epoch, row) for epoch in range(driver.epochs) for row in range(driver.rows)
         ]
         sizes = [len(batch) for batch in driver.steps]
@@ -491,12 +490,12 @@ class Scheduler(RuleBasedStateMachine):
 TestScheduler = Scheduler.TestCase
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("off_policy", [0, 1, 3])
 @pytest.mark.parametrize("concurrency", [None, 4, 6, 16])
-def test_a_long_run_keeps_all_its_capacity_busy(ahead: int, concurrency: int | None):
-    """Steady state: whenever the trainer is done, as much runs as the limits allow."""
-    driver = Driver(group=4, batch_size=2, ahead=ahead, concurrency=concurrency, rows=64)
-    rows_allowed = 2 * (ahead + 1)
+def test_a_long_run_uses_all_its_capacity(off_policy: int, concurrency: int | None):
+    """Steady state: after each step, as many rows run as the limits allow."""
+    driver = Driver(group=4, batch_size=2, off_policy=off_policy, concurrency=concurrency, rows=64)
+    rows_allowed = 2 * (off_policy + 1)
     if concurrency is not None:
         rows_allowed = min(rows_allowed, concurrency // 4)
     while len(driver.steps) < 20:

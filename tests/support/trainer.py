@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from everburn.config import Entrypoint
 from everburn.learning.datums import Datum
-from everburn.learning.losses import Settings
+from everburn.learning.losses import LossConfig
 from everburn.records.ledger import AdamParams
 from everburn.trainers.protocol import Gradients, Snapshot
 from support.waiting import Gate, until
@@ -80,7 +80,7 @@ class ScriptedTrainer:
         return f"scripted-{self.count('open')}"
 
     def forward_backward(
-        self, datums: list[Datum], loss: str | Entrypoint, loss_config: Settings
+        self, datums: list[Datum], loss: str | Entrypoint, loss_config: LossConfig
     ) -> Awaitable[Gradients]:
         self.datums.append(datums)
         loss = self._healthy("forward_backward", float(len(datums)))

@@ -1,4 +1,4 @@
-"""A full-parameter job of others, where models may be one: whether a run may begin there."""
+"""Whether a run may start on another's full-parameter job, where models may share weights."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,25 +20,25 @@ from support.sessions import ADAM, a_datum
 
 
 class Job:
-    """A trainer job and a deployment, made by another run that has ended or trains no more."""
+    """A trainer job and a deployment that another run has created."""
 
     def __init__(self, emulator: RunningEmulator, folder: Path) -> None:
         self.emulator = emulator
         self.folder = folder
         self.maker = Place(emulator, folder / "maker")
         assert self.maker.resources.advance().stage == "ready"
-        found = find_resources(self.maker.store)
-        assert found is not None
-        self.resources: ResourceRecord = found
+        resources = find_resources(self.maker.store)
+        assert resources is not None
+        self.resources: ResourceRecord = resources
 
     def others_model(self) -> Any:
-        """A model of somebody who doesn't use Everburn."""
+        """A model created without Everburn."""
         url = f"{self.emulator.url}/training/v1/rlorTrainerJobs/everburn/{self.resources.job_id}"
         service = FiretitanServiceClient(base_url=url, api_key="fw_local")
         return service.create_training_client(base_model=TINY, lora_rank=0)
 
     def attached(self, name: str, **fields: Any) -> Place:
-        """A new run on the job, with what it needs in place."""
+        """A new run on the job, with a ready deployment."""
         trainer = {"job_id": self.resources.job_id}
         place = Place(self.emulator, self.folder / name, trainer=trainer, **fields)
         assert place.resources.advance().stage == "ready"
@@ -63,7 +63,7 @@ async def train(trainer: DedicatedTrainer) -> dict[str, float]:
     return await trainer.optim_step(ADAM)
 
 
-async def test_where_nobody_has_trained_a_run_begins(job: Job) -> None:
+async def test_a_run_starts_on_an_untrained_job(job: Job) -> None:
     trainer = await job.attached("first").open(1)
     assert await train(trainer)
     await trainer.close()
@@ -77,10 +77,10 @@ async def test_where_nobody_has_trained_a_run_begins(job: Job) -> None:
         ("optim_step", {"kind": "drop"}),
     ],
 )
-async def test_a_lease_that_is_disturbed_at_its_beginning_is_asked_for_again(
+async def test_a_lease_that_fails_during_the_check_is_retried(
     job: Job, operation: str, fault: dict[str, Any]
 ) -> None:
-    """Nothing has been trained: this isn't the loss that a recovery follows."""
+    """Nothing has been trained, so no recovery is needed."""
     place = job.attached("first")
     job.emulator.plan_fault(operation, **fault)
     with pytest.raises(TrainerUnavailableError):
@@ -91,14 +91,14 @@ async def test_a_lease_that_is_disturbed_at_its_beginning_is_asked_for_again(
     await trainer.close()
 
 
-async def test_where_another_run_has_trained_it_does_not(job: Job) -> None:
+async def test_a_run_does_not_start_on_a_job_with_checkpoints_of_another_run(job: Job) -> None:
     first = await job.attached("first").open(1)
     start = await first.save_checkpoint("state-0")
     await train(first)
     await first.publish("policy-0001-e1")
     await first.close()
     second = job.attached("second")
-    refusal = f"{job.resources.job_id} trains .* saved policy-0001-e1-.* Give init_from_checkpoint"
+    refusal = f"{job.resources.job_id} trains .* saved policy-0001-e1-.* Set init_from_checkpoint"
     with pytest.raises(TrainerUnfitError, match=refusal):
         await second.open(1)
     third = await job.attached("third", init_from_checkpoint=start).open(1)
@@ -107,25 +107,25 @@ async def test_where_another_run_has_trained_it_does_not(job: Job) -> None:
     await third.close()
 
 
-async def test_where_somebody_has_trained_who_saved_nothing_it_does_not(job: Job) -> None:
+async def test_a_run_does_not_start_on_a_trained_job_without_checkpoints(job: Job) -> None:
     model = job.others_model()
     model.forward_backward([supervised([2, 3, 4, 5])], "cross_entropy").result()
     model.optim_step(types.AdamParams(learning_rate=0.05)).result()
     place = job.attached("first")
-    with pytest.raises(TrainerUnfitError, match=f"doesn't hold {TINY}: its log-probabilities"):
+    with pytest.raises(TrainerUnfitError, match=f"doesn't hold {TINY}: its logprobs"):
         await place.open(1)
     assert not place.store.keys("checkpoints")
 
 
-async def test_gradients_that_somebody_has_left_are_dropped(job: Job) -> None:
+async def test_gradients_of_others_are_dropped(job: Job) -> None:
     job.others_model().forward_backward([supervised([2, 3, 4, 5])], "cross_entropy").result()
     trainer = await job.attached("first").open(1)
     assert (await train(trainer))["num_sequences"] == 1
     await trainer.close()
 
 
-async def test_where_the_deployment_serves_something_else_it_does_not(job: Job) -> None:
-    """The second lease doesn't ask what was saved on the job: it may be by the first."""
+async def test_a_run_does_not_start_if_the_deployment_serves_another_snapshot(job: Job) -> None:
+    """The second lease ignores checkpoints of the job, which may be the first's."""
     place = job.attached("first")
     trainer = await place.open(1)
     await trainer.publish("policy-0000-e1")
@@ -134,7 +134,7 @@ async def test_where_the_deployment_serves_something_else_it_does_not(job: Job) 
     await trainer.close()
 
 
-async def test_a_run_that_has_a_checkpoint_loads_it_whatever_is_on_the_job(job: Job) -> None:
+async def test_a_run_with_a_checkpoint_loads_it_whatever_the_job_has(job: Job) -> None:
     place = job.attached("first")
     first = await place.open(1)
     order = SaveCheckpoint(

@@ -1,4 +1,4 @@
-"""What outlives a session: checkpoints and promoted models, through the SDK and the emulator."""
+"""Checkpoints and promoted models, which outlive a session, through the SDK and the emulator."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,19 +18,19 @@ from support.sessions import ADAM, a_config, a_datum
 
 
 @pytest.fixture
-async def ended(emulator: RunningEmulator) -> AsyncIterator[dict[str, str]]:
-    """What a session has left: a checkpoint, a snapshot's path, a promoted model."""
+async def artifacts(emulator: RunningEmulator) -> AsyncIterator[dict[str, str]]:
+    """The checkpoint, snapshot path and promoted model of an ended session."""
     session = await ServerlessTrainer.open(a_config(emulator.base_url))
     await step(session)
     snapshot = await session.publish("policy-0001-e1")
     model_id = f"model-{session.session}"
-    left = {
+    artifacts = {
         "checkpoint": await session.save_checkpoint("state-1"),
         "snapshot": snapshot.path,
         "model": await session.promote(snapshot.path, model_id, again=False),
     }
     await session.close()
-    yield left
+    yield artifacts
 
 
 async def step(session: ServerlessTrainer) -> dict[str, float]:
@@ -38,102 +38,102 @@ async def step(session: ServerlessTrainer) -> dict[str, float]:
     return await session.optim_step(ADAM)
 
 
-async def opened(emulator: RunningEmulator, **changes: Any) -> ServerlessTrainer:
+async def open_session(emulator: RunningEmulator, **changes: Any) -> ServerlessTrainer:
     return await ServerlessTrainer.open(a_config(emulator.base_url, seed=9, **changes))
 
 
-async def test_another_sessions_checkpoint_brings_weights_and_optimizer(
-    emulator: RunningEmulator, ended: dict[str, str]
+async def test_a_checkpoint_of_another_session_restores_weights_and_optimizer(
+    emulator: RunningEmulator, artifacts: dict[str, str]
 ) -> None:
-    session = await opened(emulator)
-    await session.load_checkpoint(ended["checkpoint"])
-    again = await session.save_checkpoint("state-0")
-    old, new = emulator.saved_weights(ended["checkpoint"]), emulator.saved_weights(again)
+    session = await open_session(emulator)
+    await session.load_checkpoint(artifacts["checkpoint"])
+    copy = await session.save_checkpoint("state-0")
+    old, new = emulator.saved_weights(artifacts["checkpoint"]), emulator.saved_weights(copy)
     assert all((old[name] == new[name]).all() for name in old)
-    assert (await step(session))["step"] == 2  # Adam goes on where it was
+    assert (await step(session))["step"] == 2  # Adam continues
     await session.close()
 
 
-async def test_a_snapshot_is_refused_where_a_checkpoint_is_wanted(
-    emulator: RunningEmulator, ended: dict[str, str]
+async def test_a_snapshot_cannot_be_loaded_as_a_checkpoint(
+    emulator: RunningEmulator, artifacts: dict[str, str]
 ) -> None:
-    session = await opened(emulator)
+    session = await open_session(emulator)
     with pytest.raises(TrainerRejectedError, match="Sampler snapshots are not checkpoints"):
-        await session.load_checkpoint(ended["snapshot"])
-    own = await session.publish("policy-0000-e1")
+        await session.load_checkpoint(artifacts["snapshot"])
+    snapshot = await session.publish("policy-0000-e1")
     with pytest.raises(TrainerRejectedError, match="is a sampler snapshot"):
-        await session.load_checkpoint(own.path)
+        await session.load_checkpoint(snapshot.path)
     await session.close()
 
 
-async def test_a_checkpoint_without_optimizer_is_refused_not_loaded_with_a_fresh_one(
-    emulator: RunningEmulator, ended: dict[str, str]
+async def test_a_checkpoint_without_optimizer_state_is_refused(
+    emulator: RunningEmulator, artifacts: dict[str, str]
 ) -> None:
-    (emulator.checkpoint(ended["checkpoint"]) / "optimizer.safetensors").unlink()
-    session = await opened(emulator)
+    (emulator.checkpoint(artifacts["checkpoint"]) / "optimizer.safetensors").unlink()
+    session = await open_session(emulator)
     with pytest.raises(TrainerRejectedError, match="holds no optimizer state"):
-        await session.load_checkpoint(ended["checkpoint"])
+        await session.load_checkpoint(artifacts["checkpoint"])
     await session.close()
 
 
-async def test_a_promoted_adapter_warms_another_session(
-    emulator: RunningEmulator, ended: dict[str, str]
+async def test_a_promoted_adapter_can_be_loaded_by_another_session(
+    emulator: RunningEmulator, artifacts: dict[str, str]
 ) -> None:
-    session = await opened(emulator)
-    await session.load_adapter(ended["model"])
-    again = await session.save_checkpoint("state-0")
-    old, new = emulator.saved_weights(ended["checkpoint"]), emulator.saved_weights(again)
+    session = await open_session(emulator)
+    await session.load_adapter(artifacts["model"])
+    copy = await session.save_checkpoint("state-0")
+    old, new = emulator.saved_weights(artifacts["checkpoint"]), emulator.saved_weights(copy)
     assert all((old[name] == new[name]).all() for name in old)
-    assert (await step(session))["step"] == 1  # Adam begins anew
+    assert (await step(session))["step"] == 1  # Adam starts again
     await session.close()
 
-    other = await opened(emulator, lora_rank=2)
+    other = await open_session(emulator, lora_rank=2)
     with pytest.raises(TrainerRejectedError, match="rank is 4 there and 2 here"):
-        await other.load_adapter(ended["model"])
+        await other.load_adapter(artifacts["model"])
     await other.close()
 
 
-async def test_a_promotion_can_be_tried_again(emulator: RunningEmulator) -> None:
-    session = await opened(emulator)
+async def test_a_promotion_can_be_retried(emulator: RunningEmulator) -> None:
+    session = await open_session(emulator)
     snapshot = await session.publish("policy-0001-e1")
     model_id = f"model-{session.session}"
-    # Applied, and its answer lost.
+    # Applied, but its answer is lost.
     emulator.plan_fault("promote", "status", status=400, applied=True, message="lost on the way")
     with pytest.raises(PromotionError, match=r"isn't promoted.*lost on the way"):
         await session.promote(snapshot.path, model_id, again=False)
     name = f"accounts/everburn/models/{model_id}"
     assert await session.promote(snapshot.path, model_id, again=True) == name
-    # Somebody else's model of that id isn't taken for the run's own.
+    # Another's model of that id isn't taken for the run's.
     with pytest.raises(PromotionError, match="exists already"):
         await session.promote(snapshot.path, model_id, again=False)
     await session.close()
 
 
-async def test_what_is_known_of_a_failed_promotion(emulator: RunningEmulator) -> None:
-    session = await opened(emulator)
+async def test_a_failed_promotion_says_whether_a_model_may_exist(emulator: RunningEmulator) -> None:
+    session = await open_session(emulator)
     snapshot = await session.publish("policy-0001-e1")
     model_id = f"model-{session.session}"
     name = f"accounts/everburn/models/{model_id}"
-    # Refused: a model that is there next is somebody else's.
+    # Refused: no model was created.
     emulator.plan_fault("promote", "status", status=400)
     with pytest.raises(PromotionRefusedError):
         await session.promote(snapshot.path, model_id, again=False)
-    # The account may not: as everywhere.
+    # The account may not promote.
     emulator.plan_fault("promote", "status", status=402)
     with pytest.raises(QuotaExceededError, match="add credit"):
         await session.promote(snapshot.path, model_id, again=False)
-    # Nobody knows.
+    # Unknown.
     for fault in ({"kind": "drop", "applied": True}, {"kind": "malformed"}):
         emulator.plan_fault("promote", **fault)
         with pytest.raises(PromotionError) as caught:
             await session.promote(snapshot.path, f"{model_id}-{fault['kind']}", again=False)
         assert type(caught.value) is PromotionError
-    # The SDK itself sends it again, and finds what the first has made.
+    # The SDK repeats the request, and the first one has created the model.
     emulator.plan_fault("promote", "status", status=503, applied=True)
     assert await session.promote(snapshot.path, model_id, again=False) == name
     with pytest.raises(ModelIdTakenError, match=rf"{name} exists already.*output_model_id"):
         await session.promote(snapshot.path, model_id, again=False)
-    # Taken all along, and the SDK sends it again for another reason.
+    # The model existed before, and the SDK repeats the request.
     emulator.plan_fault("promote", "status", status=503)
     with pytest.raises(ModelIdTakenError):
         await session.promote(snapshot.path, model_id, again=False)
@@ -141,9 +141,9 @@ async def test_what_is_known_of_a_failed_promotion(emulator: RunningEmulator) ->
 
 
 async def test_a_snapshot_of_an_ended_session_cannot_be_promoted(
-    emulator: RunningEmulator, ended: dict[str, str]
+    emulator: RunningEmulator, artifacts: dict[str, str]
 ) -> None:
-    session = await opened(emulator)
+    session = await open_session(emulator)
     with pytest.raises(PromotionError, match="its session doesn't list it"):
-        await session.promote(ended["snapshot"], "too-late", again=False)
+        await session.promote(artifacts["snapshot"], "too-late", again=False)
     await session.close()

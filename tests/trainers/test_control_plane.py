@@ -1,5 +1,5 @@
-"""What the control plane refuses a dedicated run: the one table of errors, by faults of the
-emulator through the unmodified SDK."""
+"""Errors of the control plane for a dedicated run: the table of errors, by emulator faults
+through the unmodified SDK."""
 
 import itertools
 import re
@@ -18,6 +18,7 @@ from everburn.trainers.protocol import (
     QuotaExceededError,
     TrainerCapacityError,
     TrainerError,
+    TrainerFailedError,
     TrainerRejectedError,
     TrainerStateLostError,
     TrainerUnavailableError,
@@ -41,34 +42,34 @@ OPENING = [
 ]
 LOADING = [
     *CLOSED,
-    ({"kind": "status", "status": 400}, TrainerStateLostError, "HTTP 400: injected fault"),
+    ({"kind": "status", "status": 400}, TrainerFailedError, "HTTP 400: injected fault"),
     ({"kind": "status", "status": 410}, TrainerStateLostError, "HTTP 410: injected fault"),
     ({"kind": "malformed"}, TrainerStateLostError, "can't be read"),
 ]
-UNTOLD: list[dict[str, Any]] = [
+TRANSIENT: list[dict[str, Any]] = [
     {"kind": "drop"},
     {"kind": "malformed"},
     {"kind": "status", "status": 404},
     {"kind": "status", "status": 425},
 ]
-"""How a look at what a deployment serves ends without an answer to it."""
+"""Faults of a status poll that is then repeated."""
 
 
-_epochs = itertools.count(1)
+_lease_epochs = itertools.count(1)
 
 
-def named(cases: list[tuple[dict[str, Any], type[TrainerError], str]]) -> list[Any]:
+def params(cases: list[tuple[dict[str, Any], type[TrainerError], str]]) -> list[Any]:
     return [pytest.param(*case, id=str(case[0].get("status", case[0]["kind"]))) for case in cases]
 
 
 def a_place(emulator: RunningEmulator, folder: Path, **fields: Any) -> Place:
-    """Of a run that trains an adapter, and whose key is in MY_KEY."""
+    """A run that trains an adapter, with its key in MY_KEY."""
     return Place(emulator, folder, **{"lora_rank": 4, "api_key_env": "MY_KEY"} | fields)
 
 
 @pytest.fixture
 def place(emulator: RunningEmulator, tmp_path: Path) -> Iterator[Place]:
-    """With nothing made yet."""
+    """A run without job and deployment."""
     place = a_place(emulator, tmp_path)
     yield place
     emulator.admin("DELETE", "faults")
@@ -79,7 +80,7 @@ def place(emulator: RunningEmulator, tmp_path: Path) -> Iterator[Place]:
 def ready(
     shared_emulator: RunningEmulator, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
-    """With a running job and a ready deployment, of all tests."""
+    """A run with a running job and a ready deployment, shared by all tests."""
     place = a_place(shared_emulator, tmp_path_factory.mktemp("ready"))
     place.make_ready()
     yield place
@@ -90,15 +91,15 @@ def ready(
 @pytest.fixture
 async def trainer(emulator: RunningEmulator, ready: Place) -> AsyncIterator[DedicatedTrainer]:
     """A session on the ready job."""
-    session = await ready.open(next(_epochs))
+    session = await ready.open(next(_lease_epochs))
     yield session
     emulator.admin("DELETE", "faults")
     await session.close()
 
 
 @pytest.mark.parametrize("operation", ["accounts", "rlorTrainerJobs", "deployments"])
-@pytest.mark.parametrize(("fault", "expected", "text"), named(OPENING))
-def test_making_a_job_and_a_deployment(
+@pytest.mark.parametrize(("fault", "expected", "text"), params(OPENING))
+def test_errors_while_creating_a_job_and_a_deployment(
     emulator: RunningEmulator,
     place: Place,
     operation: str,
@@ -111,13 +112,13 @@ def test_making_a_job_and_a_deployment(
         place.make_ready()
     assert type(caught.value) is expected
     assert emulator.admin("GET", "faults") == {"faults": []}
-    place.make_ready()  # nothing that went wrong is left over
+    place.make_ready()  # the failure has left nothing behind
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected", "text"), named([case for case in OPENING if 425 not in case[0].values()])
+    ("fault", "expected", "text"), params([case for case in OPENING if 425 not in case[0].values()])
 )
-def test_looking_at_a_deployment(
+def test_errors_while_polling_a_deployment(
     emulator: RunningEmulator,
     ready: Place,
     fault: dict[str, Any],
@@ -132,18 +133,18 @@ def test_looking_at_a_deployment(
 
 
 @pytest.mark.parametrize("status", [404, 425])
-def test_a_deployment_that_is_not_ready_for_a_look_is_starting(
+def test_a_deployment_that_is_not_ready_for_a_poll_is_starting(
     emulator: RunningEmulator, ready: Place, status: int
 ) -> None:
     emulator.plan_fault("hot_load_status", "status", status=status, message="warming up", count=3)
-    found = ready.resources.advance()
-    assert found.stage == "starting"
-    assert re.search(rf"^deployment \S+: HTTP {status}: .*warming up", found.text)
+    readiness = ready.resources.advance()
+    assert readiness.stage == "starting"
+    assert re.search(rf"^deployment \S+: HTTP {status}: .*warming up", readiness.text)
     ready.make_ready()
 
 
-@pytest.mark.parametrize(("fault", "expected", "text"), named(LOADING))
-async def test_loading_a_snapshot(
+@pytest.mark.parametrize(("fault", "expected", "text"), params(LOADING))
+async def test_errors_while_loading_a_snapshot(
     emulator: RunningEmulator,
     trainer: DedicatedTrainer,
     fault: dict[str, Any],
@@ -157,9 +158,9 @@ async def test_loading_a_snapshot(
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected", "text"), named([case for case in LOADING if case[0] not in UNTOLD])
+    ("fault", "expected", "text"), params([case for case in LOADING if case[0] not in TRANSIENT])
 )
-async def test_waiting_for_a_snapshot(
+async def test_errors_while_waiting_for_a_snapshot(
     emulator: RunningEmulator,
     trainer: DedicatedTrainer,
     fault: dict[str, Any],
@@ -172,8 +173,8 @@ async def test_waiting_for_a_snapshot(
     assert type(caught.value) is expected
 
 
-@pytest.mark.parametrize(("fault", "expected", "text"), named(CLOSED))
-async def test_watching_a_snapshot(
+@pytest.mark.parametrize(("fault", "expected", "text"), params(CLOSED))
+async def test_errors_while_probing_a_snapshot(
     emulator: RunningEmulator,
     trainer: DedicatedTrainer,
     fault: dict[str, Any],
@@ -186,14 +187,14 @@ async def test_watching_a_snapshot(
         await trainer.probe()
 
 
-@pytest.mark.parametrize("fault", UNTOLD, ids=["drop", "malformed", "404", "425"])
-async def test_a_look_without_an_answer_costs_nothing(
+@pytest.mark.parametrize("fault", TRANSIENT, ids=["drop", "malformed", "404", "425"])
+async def test_a_poll_without_an_answer_is_repeated(
     emulator: RunningEmulator,
     trainer: DedicatedTrainer,
     monkeypatch: pytest.MonkeyPatch,
     fault: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
+    monkeypatch.setattr(hotload_module, "RETRY_INTERVAL", 0.05)
     emulator.plan_fault("hot_load_status", **fault, count=2)
     await trainer.publish("policy-0000-e1")
     assert emulator.admin("GET", "faults") == {"faults": []}
@@ -203,11 +204,11 @@ async def test_a_look_without_an_answer_costs_nothing(
     await trainer.probe()
 
 
-async def test_a_deployment_that_is_down_says_nothing_of_the_session(
+async def test_a_deployment_that_is_down_does_not_end_the_session(
     emulator: RunningEmulator, trainer: DedicatedTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And isn't asked again while the SDK repeats the last look. Once it is back, it tells."""
-    monkeypatch.setattr(dedicated, "LOOK_TIMEOUT", 0.1)
+    """No second poll starts while the SDK repeats the first. Later polls detect a mismatch."""
+    monkeypatch.setattr(dedicated, "POLL_TIMEOUT", 0.1)
     first = await trainer.publish("policy-0000-e1")
     await trainer.publish("policy-0001-e1")
     emulator.plan_fault("hot_load_status", "status", status=503, count=6)
@@ -215,26 +216,26 @@ async def test_a_deployment_that_is_down_says_nothing_of_the_session(
         await trainer.probe()
     assert emulator.admin("GET", "faults")["faults"]
     emulator.admin("DELETE", "faults")
-    trainer._hotloader.load(first.path, None, 30.0, lambda: False)  # as a former holder does
+    trainer._hotloader.load(first.path, None, 30.0, lambda: False)  # as an earlier holder may
 
-    async def is_noticed() -> bool:
+    async def is_detected() -> bool:
         try:
             await trainer.probe()
         except TrainerStateLostError as error:
             return "serves policy-0000-e1" in str(error)
         return False
 
-    await until(is_noticed)
+    await until(is_detected)
 
 
 @pytest.mark.parametrize("status", [404, 425])
-async def test_a_deployment_that_is_not_ready_for_a_request_is_asked_again(
+async def test_a_request_to_a_deployment_that_is_not_ready_is_repeated(
     emulator: RunningEmulator,
     trainer: DedicatedTrainer,
     monkeypatch: pytest.MonkeyPatch,
     status: int,
 ) -> None:
-    monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
+    monkeypatch.setattr(hotload_module, "RETRY_INTERVAL", 0.05)
     emulator.plan_fault("hot_load", "status", status=status, count=2)
     await trainer.publish("policy-0000-e1")
     assert emulator.admin("GET", "faults") == {"faults": []}
@@ -253,7 +254,7 @@ async def test_a_deployment_that_is_not_ready_for_a_request_is_asked_again(
         ("hot_load_status", {"kind": "status", "status": 404, "message": "gone"}, "HTTP 404: .*"),
     ],
 )
-async def test_a_deployment_that_never_is_says_so_in_the_servers_words(
+async def test_a_deployment_that_never_becomes_ready_reports_the_servers_message(
     emulator: RunningEmulator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -261,7 +262,7 @@ async def test_a_deployment_that_never_is_says_so_in_the_servers_words(
     fault: dict[str, Any],
     text: str,
 ) -> None:
-    monkeypatch.setattr(hotload_module, "ASK_AGAIN", 0.05)
+    monkeypatch.setattr(hotload_module, "RETRY_INTERVAL", 0.05)
     place = a_place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
     place.make_ready()
     trainer = await place.open(1)
@@ -274,10 +275,10 @@ async def test_a_deployment_that_never_is_says_so_in_the_servers_words(
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_publication_is_over_when_every_replica_serves_it(
+async def test_a_publication_ends_when_each_replica_serves_it(
     emulator: RunningEmulator, tmp_path: Path, replicas: int
 ) -> None:
-    """Ready with the old identity, or not at all, none or one of them: not yet."""
+    """Replicas that aren't ready, or serve the old snapshot, are waited for."""
     place = a_place(emulator, tmp_path, deployment={"replicas": replicas})
     place.make_ready()
     trainer = await place.open(1)
@@ -293,7 +294,7 @@ async def test_a_publication_is_over_when_every_replica_serves_it(
         place.resources.clean_up()
 
 
-async def test_a_publication_that_not_every_replica_serves_in_time_ends_the_lease(
+async def test_a_publication_that_a_replica_does_not_serve_in_time_ends_the_lease(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     place = a_place(emulator, tmp_path, deployment={"replicas": 2, "hotload_timeout": 0.3})
@@ -311,25 +312,25 @@ async def test_a_publication_that_not_every_replica_serves_in_time_ends_the_leas
 
 
 def serving(emulator: RunningEmulator) -> list[str]:
-    """What each replica of the newest deployment serves."""
+    """The snapshot of each replica of the newest deployment."""
     *_, newest = emulator.admin("GET", "state")["deployments"].values()
     return [replica["current_snapshot_identity"] for replica in newest["replicas"]]
 
 
-def test_a_paused_job_is_started_again(emulator: RunningEmulator, place: Place) -> None:
+def test_a_paused_job_is_restarted(emulator: RunningEmulator, place: Place) -> None:
     place.make_ready()
     record = find_resources(place.store)
     assert record is not None
     emulator.admin(
         "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_PAUSED", "message": "by an operator"}
     )
-    found = place.resources.advance()
-    assert (found.stage, found.resumed) == ("starting", True)
-    assert "paused (by an operator)" in found.text
+    readiness = place.resources.advance()
+    assert (readiness.stage, readiness.resumed) == ("starting", True)
+    assert "paused (by an operator)" in readiness.text
     place.make_ready()
 
 
-def test_a_key_that_is_not_there_names_its_variable(
+def test_a_missing_key_is_reported_with_its_variable(
     emulator: RunningEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)

@@ -1,4 +1,4 @@
-"""A dedicated session through the unmodified SDK: opened, published, fenced."""
+"""A dedicated session through the unmodified SDK: opening, publication, fencing."""
 
 import asyncio
 import re
@@ -46,20 +46,20 @@ from support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def own_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEmulator]:
+def module_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEmulator]:
     with running_emulator(tmp_path_factory.mktemp("dedicated")) as running:
         yield running
 
 
 @pytest.fixture
-def emulator(own_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
-    yield own_emulator
-    own_emulator.mend()
+def emulator(module_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
+    yield module_emulator
+    module_emulator.mend()
 
 
 @pytest.fixture
 async def place(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Place]:
-    """With a running job and a ready deployment."""
+    """A run with a running job and a ready deployment."""
     place = Place(emulator, tmp_path)
     assert place.resources.advance().stage == "ready"
     yield place
@@ -72,28 +72,28 @@ def record_of(place: Place) -> ResourceRecord:
     return record
 
 
-async def test_what_is_published_is_served(place: Place) -> None:
+async def test_a_published_snapshot_is_served(place: Place) -> None:
     from fireworks.training.sdk import FiretitanSamplingClient
 
     trainer = await place.open(1)
-    for version in range(3):  # whole, then two differences
+    for version in range(3):  # complete, then two deltas
         await trainer.forward_backward([a_datum()], "importance_sampling", {})
         await trainer.optim_step(ADAM)
         snapshot = await trainer.publish(f"policy-000{version}-e1")
         await trainer.probe()
-        (own,) = await trainer.forward([[2, 3, 4, 5]])
+        (trained,) = await trainer.forward([[2, 3, 4, 5]])
         client = FiretitanSamplingClient.from_sampler_handle(snapshot.handle, api_key="fw_local")
         (scored,) = await client.deployment_sampler.sample_with_prompt_tokens(
             [2, 3, 4, 5], max_tokens=1, logprobs=True, echo=True
         )
-        assert list(scored.sampling_logprobs[:3]) == pytest.approx(own, abs=1e-4)
+        assert list(scored.sampling_logprobs[:3]) == pytest.approx(trained, abs=1e-4)
         assert snapshot.shared
         assert snapshot.path.startswith(f"policy-000{version}-e1-")
         assert "fw_local" not in snapshot.handle
     await trainer.close()
 
 
-async def test_a_policy_that_was_published_as_a_difference_is_promoted_whole(place: Place) -> None:
+async def test_a_policy_that_was_published_as_a_delta_is_promoted_completely(place: Place) -> None:
     trainer = await place.open(1)
     for version in range(2):
         await trainer.forward_backward([a_datum()], "importance_sampling", {})
@@ -107,7 +107,9 @@ async def test_a_policy_that_was_published_as_a_difference_is_promoted_whole(pla
     await trainer.close()
 
 
-async def test_a_full_disk_costs_no_session(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_does_not_end_the_session(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FullDisk("holders/epoch-000001-*", times=10)
     disk.install(monkeypatch)
     trainer = await place.open(1)
@@ -123,7 +125,7 @@ async def test_a_full_disk_costs_no_session(place: Place, monkeypatch: pytest.Mo
     await trainer.close()
 
 
-async def test_an_earlier_holder_is_out_once_the_next_has_opened(
+async def test_an_earlier_holder_is_fenced_out_when_the_next_opens(
     emulator: RunningEmulator, place: Place
 ) -> None:
     emulator.admin("POST", "unknowns", {"shares_full_parameters": True, "keeps_gradients": True})
@@ -143,15 +145,15 @@ async def test_an_earlier_holder_is_out_once_the_next_has_opened(
         await trainer.close()
 
 
-async def test_an_attempt_at_its_lease_that_comes_late_hides_no_holder(
+async def test_a_late_attempt_at_a_lease_does_not_hide_the_granted_one(
     emulator: RunningEmulator, place: Place
 ) -> None:
-    """It was given up while it opened, and another worker's was granted, under the same epoch."""
+    """It was abandoned while opening, and another attempt got the same lease epoch."""
     emulator.admin("POST", "unknowns", {"shares_full_parameters": True, "keeps_gradients": True})
-    asked = len(emulator.arrivals("create_model"))
+    before = len(emulator.arrivals("create_model"))
     emulator.plan_fault("create_model", "delay", seconds=2)
     opening = asyncio.ensure_future(place.open(1))
-    await until(lambda: len(emulator.arrivals("create_model")) > asked)
+    await until(lambda: len(emulator.arrivals("create_model")) > before)
     granted = await place.open(1)
     start = await granted.save_checkpoint("state-0")
     await (await opening).close()
@@ -166,7 +168,7 @@ async def test_an_attempt_at_its_lease_that_comes_late_hides_no_holder(
         await trainer.close()
 
 
-async def test_an_attempt_whose_grant_got_lost_is_out_once_the_next_has_opened(
+async def test_an_attempt_whose_grant_was_lost_is_fenced_out_when_the_next_opens(
     place: Place,
 ) -> None:
     ungranted = await place.open(1)
@@ -178,7 +180,7 @@ async def test_an_attempt_whose_grant_got_lost_is_out_once_the_next_has_opened(
         await trainer.close()
 
 
-async def test_a_job_whose_old_model_does_not_unload_is_replaced(
+async def test_a_job_that_refuses_to_unload_an_earlier_model_is_replaced(
     emulator: RunningEmulator, place: Place
 ) -> None:
     first = await place.open(1)
@@ -198,16 +200,16 @@ async def test_a_job_whose_old_model_does_not_unload_is_replaced(
 
 
 @pytest.fixture
-def unloads_late(emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next model to be unloaded still has something to finish."""
-    monkeypatch.setattr(dedicated, "SHUT_OUT_TIMEOUT", 0.2)
+def slow_unload(emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next unload waits for an operation of the model."""
+    monkeypatch.setattr(dedicated, "FENCE_TIMEOUT", 0.2)
     emulator.plan_fault("unload_model", "delay", seconds=1)
 
 
-@pytest.mark.usefixtures("unloads_late")
-async def test_an_operation_that_an_earlier_holder_has_begun_is_waited_for(place: Place) -> None:
+@pytest.mark.usefixtures("slow_unload")
+async def test_a_running_operation_of_an_earlier_holder_is_waited_for(place: Place) -> None:
     first = await place.open(1)
-    with pytest.raises(TrainerCapacityError, match="still finishes an operation"):
+    with pytest.raises(TrainerCapacityError, match="still finishing an operation"):
         await place.open(2)
     assert place.resources.advance().stage == "ready"
     second = await place.open(2)
@@ -216,16 +218,16 @@ async def test_an_operation_that_an_earlier_holder_has_begun_is_waited_for(place
         await trainer.close()
 
 
-@pytest.mark.usefixtures("unloads_late")
-async def test_an_operation_that_never_ends_costs_the_job(
+@pytest.mark.usefixtures("slow_unload")
+async def test_a_job_with_an_operation_that_never_ends_is_deleted(
     emulator: RunningEmulator, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await place.open(1)
     with pytest.raises(TrainerCapacityError):
         await place.open(2)
     (holder,) = earlier_holders(place.store, record_of(place).job_id, 2)
-    assert holder.unload_asked is not None
-    monkeypatch.setattr(dedicated, "RESULT_TIMEOUT", time.time() - holder.unload_asked)
+    assert holder.unload_requested_at is not None
+    monkeypatch.setattr(dedicated, "RESULT_TIMEOUT", time.time() - holder.unload_requested_at)
     emulator.plan_fault("unload_model", "delay", seconds=1)
     with pytest.raises(TrainerUnavailableError) as caught:
         await place.open(2)
@@ -234,9 +236,7 @@ async def test_an_operation_that_never_ends_costs_the_job(
     await first.close()
 
 
-async def test_a_service_that_fails_to_unload_is_asked_again(
-    emulator: RunningEmulator, place: Place
-) -> None:
+async def test_a_failed_unload_is_retried(emulator: RunningEmulator, place: Place) -> None:
     first = await place.open(1)
     emulator.plan_fault("retrieve_future", "status", status=410)
     with pytest.raises(TrainerUnavailableError):
@@ -247,7 +247,7 @@ async def test_a_service_that_fails_to_unload_is_asked_again(
         await trainer.close()
 
 
-async def test_a_request_that_may_have_been_applied_is_not_sent_again(
+async def test_a_request_that_may_have_been_applied_is_not_repeated(
     emulator: RunningEmulator, place: Place
 ) -> None:
     emulator.admin("POST", "unknowns", {"applies_repetitions": True})
@@ -261,7 +261,9 @@ async def test_a_request_that_may_have_been_applied_is_not_sent_again(
     await trainer.close()
 
 
-async def test_a_publication_that_fails_says_why(emulator: RunningEmulator, place: Place) -> None:
+async def test_a_failed_publication_reports_the_reason(
+    emulator: RunningEmulator, place: Place
+) -> None:
     trainer = await place.open(1)
     emulator.plan_fault("hot_load", "hotload_error")
     with pytest.raises(TrainerStateLostError, match="the weights can't be read"):
@@ -269,7 +271,7 @@ async def test_a_publication_that_fails_says_why(emulator: RunningEmulator, plac
     await trainer.close()
 
 
-async def test_a_publication_has_a_deadline(emulator: RunningEmulator, tmp_path: Path) -> None:
+async def test_a_publication_times_out(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
     place.resources.advance()
     trainer = await place.open(1)
@@ -280,7 +282,7 @@ async def test_a_publication_has_a_deadline(emulator: RunningEmulator, tmp_path:
     place.resources.clean_up()
 
 
-async def test_a_hotload_may_take_longer_than_a_publication_without_one(
+async def test_the_publication_timeout_includes_the_hotload_timeout(
     emulator: RunningEmulator, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.5)
@@ -291,14 +293,14 @@ async def test_a_hotload_may_take_longer_than_a_publication_without_one(
     await trainer.close()
 
 
-@pytest.mark.parametrize("ended", ["in vain", "by its lease"])
-async def test_a_publication_that_was_given_up_loads_nothing(
+@pytest.mark.parametrize("ended", ["timeout", "lease"])
+async def test_an_abandoned_publication_loads_nothing(
     emulator: RunningEmulator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    ended: Literal["in vain", "by its lease"],
+    ended: Literal["timeout", "lease"],
 ) -> None:
-    """Its thread goes on, and what it has saved may come after the next lease's snapshot."""
+    """Its thread continues, and its load could replace the next lease's snapshot."""
     place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.1})
     assert place.resources.advance().stage == "ready"
     record = record_of(place)
@@ -307,7 +309,7 @@ async def test_a_publication_that_was_given_up_loads_nothing(
     threads = ThreadPoolExecutor()
     asyncio.get_running_loop().set_default_executor(threads)
     emulator.plan_fault("save_weights_for_sampler", "delay", seconds=0.5)
-    if ended == "in vain":
+    if ended == "timeout":
         monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.1)
         with pytest.raises(TrainerStateLostError, match="no result in time"):
             await trainer.publish("policy-0000-e1")
@@ -317,7 +319,7 @@ async def test_a_publication_that_was_given_up_loads_nothing(
         await trainer.close()
         with pytest.raises(TrainerStateLostError, match="its lease has ended"):
             await publishing
-    threads.shutdown()  # once its thread has ended
+    threads.shutdown()  # waits for the publication's thread
     assert len(emulator.emulator.managed.exports(record.job_id)) == 1
     assert emulator.arrivals("hot_load") == before
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
@@ -325,7 +327,7 @@ async def test_a_publication_that_was_given_up_loads_nothing(
     place.resources.clean_up()
 
 
-async def test_another_snapshot_in_the_place_of_the_sessions_is_noticed(place: Place) -> None:
+async def test_a_replaced_snapshot_is_detected(place: Place) -> None:
     from fireworks.training.sdk import DeploymentManager
 
     trainer = await place.open(1)
@@ -339,14 +341,14 @@ async def test_another_snapshot_in_the_place_of_the_sessions_is_noticed(place: P
     await trainer.close()
 
 
-async def test_a_state_that_is_not_what_was_saved_is_noticed(place: Place) -> None:
+async def test_a_state_that_differs_from_the_saved_one_is_detected(place: Place) -> None:
     trainer = await place.open(1)
     tokens = [2, 3, 4, 5]
     (logprobs,) = await trainer.forward([tokens])
     fingerprint = Fingerprint(checkpoint="c", tokens=tokens, logprobs=logprobs)
     put_fingerprint(place.store, fingerprint)
     await check_fingerprint(place.store, trainer, "c")
-    await check_fingerprint(place.store, trainer, "another, of which nothing is known")
+    await check_fingerprint(place.store, trainer, "another without a fingerprint")
     await trainer.forward_backward([a_datum()], "importance_sampling", {})
     await trainer.optim_step(ADAM)
     with pytest.raises(TrainerStateLostError, match="another holder may have changed the weights"):
@@ -354,8 +356,8 @@ async def test_a_state_that_is_not_what_was_saved_is_noticed(place: Place) -> No
     await trainer.close()
 
 
-async def test_the_initial_state_is_known_again_or_its_loading_fails(place: Place) -> None:
-    """Nothing has been sampled when it is saved, and it may be all that recovery ever loads."""
+async def test_the_initial_state_has_a_fingerprint(place: Place) -> None:
+    """It is saved before any completion exists, and recovery may load it."""
     trainer = await place.open(1)
     lease, ref = Lease(1, trainer), LeaseRef(run=place.run, epoch=1)
     paths = []
@@ -367,7 +369,7 @@ async def test_the_initial_state_is_known_again_or_its_loading_fails(place: Plac
     assert len(place.store.keys("fingerprints")) == 2
     load_0 = LoadCheckpoint(lease=ref, step=0, path=paths[0])
     await load_checkpoint(lease, load_0)
-    # A service that mixes up its states.
+    # A service that loads the wrong state.
     load = trainer.load_checkpoint
     trainer.load_checkpoint = lambda path: load(paths[1])  # type: ignore[method-assign]
     with pytest.raises(TrainerStateLostError, match="another holder may have changed the weights"):
@@ -375,26 +377,26 @@ async def test_the_initial_state_is_known_again_or_its_loading_fails(place: Plac
     await trainer.close()
 
 
-async def test_the_store_is_read_beside_the_loop_that_heartbeats(
+async def test_the_store_is_read_in_threads(
     emulator: RunningEmulator, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run has tens of thousands of groups, an object store takes seconds to list them, and a
-    lease whose heartbeats stop for three is given up."""
-    job = {"job_id": record_of(place).job_id}  # that of another, on which most is looked at
+    """The event loop sends the lease's heartbeats, and listing tens of thousands of groups in an
+    object store takes seconds."""
+    job = {"job_id": record_of(place).job_id}  # another's job: the case with the most reads
     attached = Place(emulator, tmp_path / "attached", trainer=job)
     assert attached.resources.advance().stage == "ready"
     stored_config(attached.run)  # once per process
-    here: list[str] = []
-    beside: list[str] = []
+    on_loop: list[str] = []
+    in_threads: list[str] = []
     loop = threading.get_ident()
     for method in ("keys", "get", "exists"):
         original = getattr(ArtifactStore, method)
 
         def watched(
-            store: ArtifactStore, what: str, method: str = method, original: Any = original
+            store: ArtifactStore, key: str, method: str = method, original: Any = original
         ) -> Any:
-            (here if threading.get_ident() == loop else beside).append(f"{method} {what}")
-            return original(store, what)
+            (on_loop if threading.get_ident() == loop else in_threads).append(f"{method} {key}")
+            return original(store, key)
 
         monkeypatch.setattr(ArtifactStore, method, watched)
     trainer = await attached.open(1)
@@ -403,15 +405,15 @@ async def test_the_store_is_read_beside_the_loop_that_heartbeats(
     saved = await save_checkpoint(lease, order)
     await load_checkpoint(lease, LoadCheckpoint(lease=ref, step=0, path=saved.path))
     await trainer.close()
-    assert {"get provisioning.json", "keys checkpoints", "keys groups"} <= set(beside)
-    assert not here
+    assert {"get provisioning.json", "keys checkpoints", "keys groups"} <= set(in_threads)
+    assert not on_loop
     attached.resources.clean_up()
 
 
-async def test_a_state_is_known_by_as_much_of_a_completion_as_is_cheap_to_score(
+async def test_a_fingerprint_has_a_limited_number_of_tokens(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fencing, "LONGEST", 4)
+    monkeypatch.setattr(fencing, "MAX_SEQUENCE", 4)
     tokens = [2, 3, 4, 5, 6, 7]
     record_completion(place.store, tokens)
     trainer = await place.open(1)
@@ -419,7 +421,7 @@ async def test_a_state_is_known_by_as_much_of_a_completion_as_is_cheap_to_score(
     (key,) = place.store.keys("fingerprints")
     assert Fingerprint.model_validate(place.store.get_json(key)).tokens == tokens[:4]
     await check_fingerprint(place.store, trainer, "c")
-    # One of an older version, which took the completion whole.
+    # A longer one is checked completely.
     (logprobs,) = await trainer.forward([tokens])
     put_fingerprint(place.store, Fingerprint(checkpoint="c", tokens=tokens, logprobs=logprobs))
     await check_fingerprint(place.store, trainer, "c")
@@ -438,7 +440,7 @@ def record_completion(store: ArtifactStore, tokens: list[int]) -> None:
 # The job and the deployment
 
 
-def test_looking_again_makes_nothing_twice(emulator: RunningEmulator, tmp_path: Path) -> None:
+def test_advance_is_idempotent(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
     before = emulator.admin("GET", "state")
     for _ in range(2):
@@ -449,14 +451,14 @@ def test_looking_again_makes_nothing_twice(emulator: RunningEmulator, tmp_path: 
     assert place.resources.clean_up() == place.resources.clean_up()
 
 
-@pytest.mark.parametrize("looks", [0, 1])  # what fails is the look at it, or its deletion
-def test_a_deployment_that_can_not_be_given_back_keeps_no_job(
-    emulator: RunningEmulator, tmp_path: Path, looks: int
+@pytest.mark.parametrize("polls", [0, 1])  # the status request fails, or the deletion
+def test_a_failed_deployment_cleanup_does_not_keep_the_job(
+    emulator: RunningEmulator, tmp_path: Path, polls: int
 ) -> None:
     place = Place(emulator, tmp_path)
     assert place.resources.advance().stage == "ready"
     record = record_of(place)
-    emulator.plan_fault(record.deployment_id, "status", status=400, after=looks)
+    emulator.plan_fault(record.deployment_id, "status", status=400, after=polls)
     done = f"trainer job {record.job_id} is deleted"
     with pytest.raises(TrainerUnavailableError, match=rf"^deployment {record.name}.*; {done}$"):
         place.resources.clean_up()
@@ -464,20 +466,20 @@ def test_a_deployment_that_can_not_be_given_back_keeps_no_job(
     assert place.resources.clean_up() == f"deployment {record.deployment_id} is deleted; {done}"
 
 
-def test_what_can_not_be_given_back_is_named(emulator: RunningEmulator, tmp_path: Path) -> None:
+def test_failed_cleanups_are_named(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
     assert place.resources.advance().stage == "ready"
     record = record_of(place)
-    assert record.job_id == record.deployment_id  # a look at each fails
+    assert record.job_id == record.deployment_id  # the status request of each fails
     emulator.plan_fault(record.name, "status", status=400, count=2)
     refused = rf"{record.name}: .*HTTP 400.*"
-    both = rf"^deployment {refused}; trainer job {refused}$"
-    with pytest.raises(TrainerUnavailableError, match=both):
+    message = rf"^deployment {refused}; trainer job {refused}$"
+    with pytest.raises(TrainerUnavailableError, match=message):
         place.resources.clean_up()
     place.resources.clean_up()
 
 
-def test_a_deleted_job_is_followed_by_another(emulator: RunningEmulator, tmp_path: Path) -> None:
+def test_a_deleted_job_is_replaced(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
     place.resources.advance()
     place.resources.clean_up()
@@ -487,7 +489,7 @@ def test_a_deleted_job_is_followed_by_another(emulator: RunningEmulator, tmp_pat
     place.resources.clean_up()
 
 
-def test_a_deployment_follows_the_run_to_its_next_job(
+def test_a_deployment_switches_to_the_runs_next_job(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     place = Place(emulator, tmp_path, deployment={"cleanup": "scale_to_zero"})
@@ -496,15 +498,15 @@ def test_a_deployment_follows_the_run_to_its_next_job(
     place.make_ready()
     record = record_of(place)
     (deployment,) = (
-        each
-        for each in emulator.emulator.managed.deployments()
-        if each.deployment_id == record.deployment_id
+        deployment
+        for deployment in emulator.emulator.managed.deployments()
+        if deployment.deployment_id == record.deployment_id
     )
     assert deployment.request["hotLoadTrainerJob"].endswith(record.job_id)
     assert deployment.replicas == 1
 
 
-def test_a_stopped_job_is_resumed_and_its_end_is_told(
+def test_a_stopped_job_is_resumed_and_the_reason_is_reported(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     place = Place(emulator, tmp_path, lora_rank=4)
@@ -513,14 +515,14 @@ def test_a_stopped_job_is_resumed_and_its_end_is_told(
     emulator.admin(
         "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_CANCELLED", "message": "idle"}
     )
-    found = place.resources.advance()
-    assert (found.stage, found.resumed) == ("starting", True)
-    assert "cancelled (idle)" in found.text
+    readiness = place.resources.advance()
+    assert (readiness.stage, readiness.resumed) == ("starting", True)
+    assert "cancelled (idle)" in readiness.text
     assert place.resources.advance().stage == "ready"
     place.resources.clean_up()
 
 
-def test_the_deployment_may_own_the_snapshots(emulator: RunningEmulator, tmp_path: Path) -> None:
+def test_the_deployment_can_own_the_snapshots(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, deployment={"weight_sync_scope": "per_deployment"})
     assert place.resources.advance().stage == "ready"
     record = record_of(place)
@@ -529,13 +531,15 @@ def test_the_deployment_may_own_the_snapshots(emulator: RunningEmulator, tmp_pat
     place.resources.clean_up()
 
 
-def test_what_is_refused_is_said(emulator: RunningEmulator, tmp_path: Path) -> None:
+def test_a_refused_request_is_reported(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, base_model="accounts/nobody/models/none")
     with pytest.raises(TrainerRejectedError, match=r"HTTP 400.*accounts/nobody/models/none"):
         place.resources.advance()
 
 
-def test_nobody_answers(emulator: RunningEmulator, tmp_path: Path, dead_url: str) -> None:
+def test_an_unreachable_control_plane_is_reported(
+    emulator: RunningEmulator, tmp_path: Path, dead_url: str
+) -> None:
     place = Place(emulator, tmp_path, base_url=dead_url)
     with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {dead_url}"):
         place.resources.advance()

@@ -1,4 +1,4 @@
-"""Each row of the table of errors, shown by a fault of the emulator through the unmodified SDK."""
+"""Each row of the table of errors, by an emulator fault through the unmodified SDK."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ import pytest
 from fireworks.training.sdk._core.lib import internal_client_holder
 
 from everburn.trainers import serverless
-from everburn.trainers.errors import RULES, signs_of
+from everburn.trainers.errors import RULES, traits_of
 from everburn.trainers.protocol import (
     KeyRefusedError,
     QuotaExceededError,
@@ -53,7 +53,7 @@ async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]
         (422, "", TrainerRejectedError, "injected fault"),
     ],
 )
-async def test_opening(
+async def test_errors_while_opening_a_session(
     emulator: RunningEmulator,
     status: int,
     message: str,
@@ -67,10 +67,10 @@ async def test_opening(
 
 
 @pytest.mark.parametrize("status", [404, 410])
-async def test_a_session_that_goes_while_it_is_opened_is_asked_for_again(
+async def test_a_session_that_is_lost_while_opening_is_retried(
     emulator: RunningEmulator, status: int
 ) -> None:
-    """As when the service restarts in that moment; an unknown model is another matter."""
+    """For example because the service restarts. An unknown model isn't retried."""
     emulator.plan_fault("retrieve_future", "status", status=status, count=ALWAYS)
     with pytest.raises(TrainerUnavailableError, match="lost the session") as caught:
         await ServerlessTrainer.open(a_config(emulator.base_url))
@@ -92,7 +92,7 @@ async def test_a_session_that_goes_while_it_is_opened_is_asked_for_again(
         ("optim_step", 400, TrainerFailedError, "injected fault"),
     ],
 )
-async def test_working(
+async def test_errors_of_an_open_session(
     emulator: RunningEmulator,
     trainer: ServerlessTrainer,
     operation: str,
@@ -111,17 +111,17 @@ async def test_working(
 async def test_a_rate_limit_is_waited_for_in_place(
     emulator: RunningEmulator, trainer: ServerlessTrainer, operation: str, waited: float
 ) -> None:
-    """A submission for as long as the service says; polling waits for a second first, whatever the
-    service says, and twice as long each time after that."""
+    """A submission waits as long as the service says; polling waits one second at first and doubles
+    that each time, whatever the service says."""
     before = max(emulator.arrivals(operation), default=0.0)
     emulator.plan_fault(operation, "status", status=429, retry_after=2)
     gradients = await trainer.forward_backward([a_datum()], "grpo", {})
     assert "loss:sum" in gradients.metrics
-    refused, again, *_ = [at for at in emulator.arrivals(operation) if at > before]
-    assert again - refused >= waited
+    refused, repeated, *_ = [at for at in emulator.arrivals(operation) if at > before]
+    assert repeated - refused >= waited
 
 
-async def test_a_client_that_a_refusal_has_poisoned_says_so(
+async def test_a_client_after_a_refused_submission_reports_that_it_sends_nothing(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     emulator.plan_fault("forward_backward", "status", status=400)
@@ -140,7 +140,7 @@ async def test_a_result_that_never_comes_ends_the_lease(
         await trainer.forward_backward([a_datum()], "grpo", {})
 
 
-async def test_a_publication_has_a_deadline(
+async def test_a_publication_times_out(
     emulator: RunningEmulator, trainer: ServerlessTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serverless, "PUBLISH_TIMEOUT", 0.1)
@@ -160,7 +160,7 @@ async def test_a_malformed_reply_ends_the_lease(
 
 
 @pytest.mark.parametrize("status", [404, 425])
-async def test_a_snapshot_that_is_never_loaded_surfaces_the_servers_error(
+async def test_a_snapshot_that_is_never_loaded_reports_the_servers_error(
     emulator: RunningEmulator,
     trainer: ServerlessTrainer,
     monkeypatch: pytest.MonkeyPatch,
@@ -175,8 +175,7 @@ async def test_a_snapshot_that_is_never_loaded_surfaces_the_servers_error(
 
 
 class FastClock:
-    """The `time` module of another module, with a clock that runs a thousand times too fast: what
-    takes minutes by it is over in a second."""
+    """The `time` module with a clock that runs a thousand times too fast."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -187,7 +186,7 @@ class FastClock:
 
 @pytest.fixture
 def impatient(quick_retries: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK gives up on a request in a second, not in the five minutes that it would take."""
+    """The SDK stops repeating a request after a second instead of five minutes."""
     monkeypatch.setattr(internal_client_holder, "time", FastClock())
 
 
@@ -211,14 +210,16 @@ async def test_a_service_that_fails_is_unavailable(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("status", [409, 429])
-async def test_too_many_sessions_are_waited_for(emulator: RunningEmulator, status: int) -> None:
+async def test_a_limit_of_sessions_is_a_lack_of_capacity(
+    emulator: RunningEmulator, status: int
+) -> None:
     emulator.plan_fault("create_session", "status", status=status, count=ALWAYS)
     with pytest.raises(TrainerCapacityError, match="no capacity for another session"):
         await ServerlessTrainer.open(a_config(emulator.base_url))
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_limit_that_outlasts_the_sdk_ends_the_lease(
+async def test_a_rate_limit_beyond_the_sdks_patience_ends_the_lease(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     emulator.plan_fault("optim_step", "status", status=429, count=ALWAYS)
@@ -226,16 +227,16 @@ async def test_a_limit_that_outlasts_the_sdk_ends_the_lease(
         await trainer.optim_step(ADAM)
 
 
-def test_causes_count() -> None:
+def test_causes_are_considered() -> None:
     outer = ValueError("Error retrieving result")
     inner: Any = RuntimeError("refused")
     inner.status_code = 401
     outer.__cause__ = inner
-    assert signs_of(outer).status == 401
+    assert traits_of(outer).status == 401
     inner.__cause__ = outer
-    assert signs_of(outer).types >= {"ValueError", "RuntimeError"}
+    assert traits_of(outer).types >= {"ValueError", "RuntimeError"}
 
 
-def test_every_row_is_documented() -> None:
+def test_each_rule_is_documented() -> None:
     page = DOCS.read_text()
     assert [rule.case for rule in RULES if f"| {rule.case} |" not in page] == []

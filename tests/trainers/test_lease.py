@@ -1,4 +1,4 @@
-"""A lease: each operation once, submissions in their order, nothing for whoever is superseded."""
+"""A lease: each operation once, submissions in order, superseded leases refused."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ STEP = OperationKey(1, "optim_step")
 
 
 class Operation:
-    """An operation that counts how often it was begun, and ends when it is told to."""
+    """An operation that counts its executions and ends on command."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -43,7 +43,7 @@ async def test_a_repeated_operation_joins_the_first(lease: Lease) -> None:
     assert operation.begun == 1
 
 
-async def test_an_operation_outlives_a_caller_that_gives_up(lease: Lease) -> None:
+async def test_an_operation_outlives_a_cancelled_caller(lease: Lease) -> None:
     operation = Operation()
     first = asyncio.create_task(lease.once(2, STEP, operation))
     await asyncio.sleep(0)
@@ -56,27 +56,27 @@ async def test_an_operation_outlives_a_caller_that_gives_up(lease: Lease) -> Non
     assert operation.begun == 1
 
 
-async def test_a_superseded_epoch_is_refused(lease: Lease) -> None:
+async def test_a_superseded_lease_epoch_is_refused(lease: Lease) -> None:
     operation = Operation()
-    with pytest.raises(StaleEpochError, match="is for epoch 1; this lease is epoch 2"):
+    with pytest.raises(StaleEpochError, match="is for lease epoch 1; this lease has 2"):
         await lease.once(1, STEP, operation)
     assert operation.begun == 0
 
 
-async def test_doubt_ends_the_lease_for_everybody(lease: Lease) -> None:
+async def test_a_doubtful_operation_ends_the_lease(lease: Lease) -> None:
     doubtful, other = Operation(), Operation()
-    doubtful.end.set_exception(TrainerStateLostError("nobody knows whether it was applied"))
+    doubtful.end.set_exception(TrainerStateLostError("it may have been applied"))
     with pytest.raises(TrainerStateLostError):
         await lease.once(2, STEP, doubtful)
 
-    with pytest.raises(TrainerStateLostError, match="nobody knows"):
+    with pytest.raises(TrainerStateLostError, match="may have been applied"):
         await lease.once(2, OperationKey(1, "publish"), other)
     assert other.begun == 0
     assert lease.ended is not None and not lease.released
 
 
-async def test_a_store_that_fails_leaves_doubt(lease: Lease) -> None:
-    """What was applied may not be known to the run's folder."""
+async def test_a_store_failure_ends_the_lease(lease: Lease) -> None:
+    """The run's folder may not record what was applied."""
     unrecorded, other = Operation(), Operation()
     unrecorded.end.set_exception(StoreError("can't write it"))
     with pytest.raises(TrainerStateLostError, match="can't write it"):
@@ -90,7 +90,7 @@ async def test_a_store_that_fails_leaves_doubt(lease: Lease) -> None:
 @pytest.mark.parametrize(
     "error", [TrainerRejectedError("no such loss"), CorruptArtifactError("it has changed")]
 )
-async def test_what_no_lease_can_do_leaves_this_one_as_it_was(
+async def test_an_error_of_the_request_does_not_end_the_lease(
     lease: Lease, error: Exception
 ) -> None:
     refused, other = Operation(), Operation()
@@ -103,41 +103,41 @@ async def test_what_no_lease_can_do_leaves_this_one_as_it_was(
     assert lease.ended is None
 
 
-async def test_submissions_are_sent_in_their_order_and_may_be_pending_together(
+async def test_submissions_are_sent_in_order_and_may_be_pending_together(
     lease: Lease,
 ) -> None:
     sent: list[int] = []
     ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
 
-    def send(part: int) -> Callable[[], Awaitable[str]]:
+    def send(number: int) -> Callable[[], Awaitable[str]]:
         def sending() -> Awaitable[str]:
-            sent.append(part)
-            return ends[part]
+            sent.append(number)
+            return ends[number]
 
         return sending
 
-    later = [asyncio.create_task(lease.in_turn(1, part, send(part))) for part in (2, 1)]
+    later = [asyncio.create_task(lease.in_turn(1, n, send(n))) for n in (2, 1)]
     await asyncio.sleep(0.01)
     assert sent == []
     first = asyncio.create_task(lease.in_turn(1, 0, send(0)))
     await until(lambda: len(sent) == 3)
     assert sent == [0, 1, 2]
-    for part in (2, 0, 1):
-        ends[part].set_result(f"part {part}")
+    for number in (2, 0, 1):
+        ends[number].set_result(f"result {number}")
 
-    assert await asyncio.gather(first, *later) == ["part 0", "part 2", "part 1"]
+    assert await asyncio.gather(first, *later) == ["result 0", "result 2", "result 1"]
 
 
-async def test_each_step_counts_its_submissions_anew(lease: Lease) -> None:
+async def test_each_step_counts_its_submissions_from_zero(lease: Lease) -> None:
     async def applied() -> str:
         return "applied"
 
     for step in (1, 2):
-        for part in (0, 1):
-            assert await lease.in_turn(step, part, applied) == "applied"
+        for submission in (0, 1):
+            assert await lease.in_turn(step, submission, applied) == "applied"
 
 
-async def test_whoever_waits_for_a_turn_hears_of_the_lease_s_end(lease: Lease) -> None:
+async def test_a_waiting_submission_fails_when_the_lease_ends(lease: Lease) -> None:
     async def never() -> str:
         raise AssertionError("it isn't its turn")
 
@@ -149,7 +149,7 @@ async def test_whoever_waits_for_a_turn_hears_of_the_lease_s_end(lease: Lease) -
         await waiting
 
 
-async def test_a_release_is_told_from_a_loss(lease: Lease) -> None:
+async def test_a_released_lease_says_that_it_was_released(lease: Lease) -> None:
     await lease.release()
     await lease.wait_ended(0.0)
 
@@ -158,8 +158,8 @@ async def test_a_release_is_told_from_a_loss(lease: Lease) -> None:
         await lease.once(2, STEP, Operation())
 
 
-async def test_what_belongs_to_a_step_is_refused_after_it(lease: Lease) -> None:
-    """Results of earlier steps are forgotten, but a reset run's activities may come again."""
+async def test_an_operation_is_refused_after_its_step(lease: Lease) -> None:
+    """Earlier results are dropped, but activities of a reset run may be dispatched again."""
     operation = Operation()
     operation.end.set_result("applied")
     for step in (1, 2, 3):

@@ -1,5 +1,5 @@
-"""Losses through the unmodified SDK against the emulator: the service's by name, one's own by a
-Python function, and what a trainer can't do."""
+"""Built-in and Python losses, and missing capabilities, through the unmodified SDK against the
+emulator."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -36,7 +36,7 @@ PLAIN = AdamParams(
     grad_clip_norm=0.0,
     normalization="none",
 )
-"""With these an optimizer step subtracts the gradient itself."""
+"""With these an optimizer step subtracts exactly the gradient."""
 
 
 def a_datum(first: int = 2, advantage: float = 1.0) -> Datum:
@@ -52,7 +52,7 @@ def a_datum(first: int = 2, advantage: float = 1.0) -> Datum:
 DATUMS = [a_datum(), a_datum(first=7, advantage=-0.5)]
 
 
-def own(name: str, **kwargs: Any) -> Entrypoint:
+def python_loss(name: str, **kwargs: Any) -> Entrypoint:
     return Entrypoint(name=f"support.losses:{name}", kwargs=kwargs)
 
 
@@ -66,7 +66,7 @@ async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]
 async def gradient(
     emulator: RunningEmulator, trainer: ServerlessTrainer, name: str
 ) -> dict[str, torch.Tensor]:
-    """The accumulated gradient, by what an optimizer step takes off; weights are put back."""
+    """The accumulated gradient: what an optimizer step subtracts. The weights are restored."""
     before = await trainer.save_checkpoint(f"{name}-before")
     await trainer.optim_step(PLAIN)
     after = await trainer.save_checkpoint(f"{name}-after")
@@ -76,53 +76,53 @@ async def gradient(
 
 
 @pytest.mark.parametrize("name", LOSSES)
-async def test_every_loss_is_computed_by_its_own_formula(trainer: ServerlessTrainer, name: str):
-    """The service's sum over the trained tokens is the formula at the logprobs that it reports."""
+async def test_each_loss_follows_its_formula(trainer: ServerlessTrainer, name: str):
+    """The reported sum equals the formula at the reported logprobs."""
     result = await trainer.forward_backward(DATUMS, name, {})
     loss = Loss.parse(*wire_loss_of(name, {}))
     expected = [
         loss(
-            torch.tensor([own_logprobs]),
+            torch.tensor([logprobs]),
             torch.from_numpy(datum.logprobs)[None],
             torch.from_numpy(datum.advantages)[None],
         ).sum()
-        for datum, own_logprobs in zip(DATUMS, result.logprobs, strict=True)
+        for datum, logprobs in zip(DATUMS, result.logprobs, strict=True)
     ]
     assert result.metrics["loss:sum"] == pytest.approx(float(sum(expected)), rel=1e-4, abs=1e-5)
 
 
 async def test_asymmetric_clipping_reaches_the_trainer(trainer: ServerlessTrainer):
     """A ratio of 1.25 is clipped by 1.2 and not by 1.3."""
-    (own_logprobs,) = (await trainer.forward_backward([a_datum()], "grpo", {})).logprobs
-    closer = np.asarray(own_logprobs, dtype=np.float32) - np.float32(np.log(1.25))
+    (logprobs,) = (await trainer.forward_backward([a_datum()], "grpo", {})).logprobs
+    closer = np.asarray(logprobs, dtype=np.float32) - np.float32(np.log(1.25))
     datum = replace(a_datum(), logprobs=closer * a_datum().mask)
     sums = [
         (await trainer.forward_backward([datum], "grpo", {"clip_high_threshold": high})).metrics
         for high in (1.2, 1.3)
     ]
-    assert [each["loss:sum"] for each in sums] == pytest.approx([-2.4, -2.5], rel=1e-4)
+    assert [metrics["loss:sum"] for metrics in sums] == pytest.approx([-2.4, -2.5], rel=1e-4)
 
 
-async def test_a_python_loss_trains_as_the_services_loss_of_the_same_formula(
+async def test_a_python_loss_has_the_gradient_of_the_built_in_loss_with_the_same_formula(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ):
     builtin = await trainer.forward_backward(DATUMS, "importance_sampling", {})
-    theirs = await gradient(emulator, trainer, "builtin")
-    result = await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
-    ours = await gradient(emulator, trainer, "own")
+    builtin_gradient = await gradient(emulator, trainer, "builtin")
+    result = await trainer.forward_backward(DATUMS, python_loss("importance_sampling"), {})
+    python_gradient = await gradient(emulator, trainer, "python")
 
     assert result.metrics["loss:sum"] == pytest.approx(builtin.metrics["loss:sum"], rel=1e-5)
-    assert result.logprobs == [pytest.approx(each, abs=1e-5) for each in builtin.logprobs]
+    assert result.logprobs == [pytest.approx(values, abs=1e-5) for values in builtin.logprobs]
     assert result.loss_metrics == {"datums": 2.0, "scale": 1.0}
-    assert any(values.abs().max() > 0.1 for values in theirs.values())
-    for name, values in theirs.items():
-        torch.testing.assert_close(ours[name], values, rtol=1e-3, atol=1e-4)
+    assert any(values.abs().max() > 0.1 for values in builtin_gradient.values())
+    for name, values in builtin_gradient.items():
+        torch.testing.assert_close(python_gradient[name], values, rtol=1e-3, atol=1e-4)
 
 
-async def test_only_what_the_policy_sampled_is_trained_whatever_the_loss_says(
+async def test_a_python_loss_trains_only_sampled_tokens(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ):
-    await trainer.forward_backward(DATUMS, own("every_token"), {})
+    await trainer.forward_backward(DATUMS, python_loss("every_token"), {})
     all_tokens = await gradient(emulator, trainer, "all")
     plain = [replace(datum, advantages=datum.mask) for datum in DATUMS]
     await trainer.forward_backward(plain, "reinforce", {})
@@ -131,29 +131,29 @@ async def test_only_what_the_policy_sampled_is_trained_whatever_the_loss_says(
         torch.testing.assert_close(all_tokens[name], values, rtol=1e-3, atol=1e-4)
 
 
-async def test_a_datum_that_the_loss_leaves_out_has_no_gradient(
+async def test_a_datum_that_the_loss_ignores_has_no_gradient(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ):
-    await trainer.forward_backward(DATUMS, own("first_only"), {})
+    await trainer.forward_backward(DATUMS, python_loss("first_only"), {})
     both = await gradient(emulator, trainer, "both")
-    await trainer.forward_backward(DATUMS[:1], own("first_only"), {})
+    await trainer.forward_backward(DATUMS[:1], python_loss("first_only"), {})
     alone = await gradient(emulator, trainer, "alone")
     for name, values in alone.items():
         torch.testing.assert_close(both[name], values, rtol=1e-3, atol=1e-4)
 
 
-async def test_python_losses_that_are_pending_together_are_added_in_the_order_of_their_calls(
+async def test_concurrent_python_losses_are_summed_in_the_order_of_their_calls(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ):
-    """Sums of floats depend on their order: bit for bit, or a replay would differ."""
+    """Float sums depend on their order, and a replay must reproduce them bit for bit."""
     orders = []
     for attempt in range(2):
         pending = [
-            trainer.forward_backward([datum], own("importance_sampling", scale=scale), {})
+            trainer.forward_backward([datum], python_loss("importance_sampling", scale=scale), {})
             for datum, scale in zip(DATUMS * 3, (1.0, 3.3, 0.1, 7.7, 0.5, 2.2), strict=True)
         ]
-        for each in reversed(pending):
-            await each
+        for result in reversed(pending):
+            await result
         orders.append(await gradient(emulator, trainer, f"order-{attempt}"))
     first, second = orders
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -172,61 +172,61 @@ async def test_python_losses_that_are_pending_together_are_added_in_the_order_of
         ("per_token", "the loss isn't a tensor of one number"),
     ],
 )
-async def test_a_python_loss_that_fails_is_refused_and_the_session_goes_on(
+async def test_a_failing_python_loss_is_refused_and_the_session_continues(
     trainer: ServerlessTrainer, name: str, text: str
 ):
     with pytest.raises(TrainerRejectedError, match=text):
-        await trainer.forward_backward(DATUMS, own(name), {})
-    await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
+        await trainer.forward_backward(DATUMS, python_loss(name), {})
+    await trainer.forward_backward(DATUMS, python_loss("importance_sampling"), {})
 
 
 @pytest.fixture
 def block(monkeypatch: pytest.MonkeyPatch) -> Iterator[losses.Block]:
-    """How far the loss `blocking` has come; it goes on when the test is over."""
+    """The state of the loss `blocking`, which is released after the test."""
     fresh = losses.Block()
     monkeypatch.setattr(losses, "block", fresh)
     yield fresh
     fresh.free.set()
 
 
-async def test_sessions_answer_while_a_python_loss_takes_its_time(
+async def test_sessions_answer_while_a_python_loss_runs(
     emulator: RunningEmulator, trainer: ServerlessTrainer, block: losses.Block
 ):
-    """Also those of other runs, which share the SDK's event loop with it."""
-    work = asyncio.ensure_future(trainer.forward_backward(DATUMS, own("blocking"), {}))
+    """Including sessions of other runs, which share the SDK's event loop."""
+    work = asyncio.ensure_future(trainer.forward_backward(DATUMS, python_loss("blocking"), {}))
     await until(block.begun.is_set)
     await asyncio.wait_for(trainer.probe(), PATIENCE)
     other = await asyncio.wait_for(ServerlessTrainer.open(a_config(emulator.base_url)), PATIENCE)
-    await asyncio.wait_for(other.forward_backward(DATUMS, own("first_only"), {}), PATIENCE)
+    await asyncio.wait_for(other.forward_backward(DATUMS, python_loss("first_only"), {}), PATIENCE)
     await other.close()
     assert not work.done()
     block.free.set()
     assert (await work).loss_metrics["datums"] == 2
 
 
-async def test_a_python_loss_that_never_returns_is_refused_and_the_session_goes_on(
+async def test_a_python_loss_that_never_returns_is_refused_and_the_session_continues(
     trainer: ServerlessTrainer, block: losses.Block, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(limits, "LIMIT", 0.2)
     text = r"loss support.losses:blocking: it hasn't returned within 0\.2 s"
     with pytest.raises(TrainerRejectedError, match=text):
-        await trainer.forward_backward(DATUMS, own("blocking"), {})
+        await trainer.forward_backward(DATUMS, python_loss("blocking"), {})
     monkeypatch.setattr(limits, "LIMIT", PATIENCE)
-    await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
+    await trainer.forward_backward(DATUMS, python_loss("importance_sampling"), {})
 
 
-async def test_a_python_loss_sends_what_the_sdk_would_send_bit_for_bit(
+async def test_a_python_loss_equals_the_sdks_custom_loss_bit_for_bit(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ):
     await trainer.forward_backward(DATUMS, "importance_sampling", {})
     await trainer.optim_step(ADAM)
-    begin = await trainer.save_checkpoint("begin")
-    await trainer.forward_backward(DATUMS, own("importance_sampling"), {})
-    ours = await gradient(emulator, trainer, "ours")
+    start = await trainer.save_checkpoint("start")
+    await trainer.forward_backward(DATUMS, python_loss("importance_sampling"), {})
+    everburn = await gradient(emulator, trainer, "everburn")
 
     service = emulator.connect()
     client = service.create_training_client(base_model=TINY, lora_rank=4, lora_alpha=32)
-    client.load_state_with_optimizer(begin).result()
+    client.load_state_with_optimizer(start).result()
     data = [
         types.Datum(
             model_input=types.ModelInput.from_ints(datum.inputs.tolist()),
@@ -242,9 +242,9 @@ async def test_a_python_loss_sends_what_the_sdk_would_send_bit_for_bit(
     service.delete_training_session()
     service.close()
 
-    old, new = emulator.saved_weights(begin), emulator.saved_weights(end)
-    assert any(values.any() for values in ours.values())
-    assert all(torch.equal(ours[name], old[name] - new[name]) for name in old)
+    old, new = emulator.saved_weights(start), emulator.saved_weights(end)
+    assert any(values.any() for values in everburn.values())
+    assert all(torch.equal(everburn[name], old[name] - new[name]) for name in old)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ async def test_a_python_loss_sends_what_the_sdk_would_send_bit_for_bit(
         ),
     ],
 )
-async def test_what_a_trainer_cannot_do_is_said_before_anything_is_trained(
+async def test_a_missing_capability_is_reported_before_training(
     emulator: RunningEmulator, changes: dict[str, Any], text: str
 ):
     before = set(emulator.admin("GET", "state")["sessions"])
@@ -269,7 +269,7 @@ async def test_what_a_trainer_cannot_do_is_said_before_anything_is_trained(
     assert set(emulator.admin("GET", "state")["sessions"]) <= before
 
 
-async def test_what_a_trainer_can_do_is_used(emulator: RunningEmulator, tmp_path: Path):
+async def test_a_supported_capability_is_used(emulator: RunningEmulator, tmp_path: Path):
     settings = {"weighting": "tis", "report_policy_diagnostics": True}
     config = a_config(emulator.base_url, loss="ppo", loss_config=settings)
     session = await ServerlessTrainer.open(config)
@@ -278,7 +278,7 @@ async def test_what_a_trainer_can_do_is_used(emulator: RunningEmulator, tmp_path
     await session.close()
 
 
-def test_routing_lies_at_the_position_that_predicted_its_token_and_is_sent_on_demand():
+def test_routing_belongs_to_the_predicting_position_and_is_sent_on_demand():
     sample = RolloutSample.of_turn(
         [2, 3], [4, 5], [-1.0, -1.0], 1.0, routing=["of four", "of five"]
     )

@@ -1,4 +1,4 @@
-"""The probe after a publication, against the emulator."""
+"""The probe after each publication, against the emulator."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from everburn.records.keys import group_key, rollout_key
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.contract import RolloutRun, RolloutSample
 from everburn.trainers.probe import (
-    BEFORE_ANY_COMPLETION,
+    INITIAL_PROBE,
     SCORED_TOKENS,
     check_served,
     recorded_completion,
@@ -40,13 +40,13 @@ async def train(trainer: ServerlessTrainer) -> None:
         await trainer.optim_step(ADAM)
 
 
-async def test_what_is_served_is_what_was_trained(trainer: ServerlessTrainer) -> None:
+async def test_a_published_snapshot_serves_the_trained_weights(trainer: ServerlessTrainer) -> None:
     await train(trainer)
     snapshot = await trainer.publish("policy-0001-e1")
     assert await check_served(trainer, snapshot, TOKENS, 2, 0.002) < 1e-4
 
 
-async def test_stale_weights_are_found(
+async def test_stale_weights_are_detected(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     await trainer.publish("policy-0000-e1")
@@ -58,15 +58,15 @@ async def test_stale_weights_are_found(
     assert "only a fork can tolerate more" in str(caught.value)
 
 
-def test_only_a_fork_can_tolerate_more() -> None:
-    """The refusal names it."""
+def test_only_a_fork_can_raise_the_tolerance() -> None:
+    """As the error text says."""
     config = a_config("http://127.0.0.1:1")
     assert forked(config, config.model_dump(mode="json") | {"publication_tolerance": 0.5})
     with pytest.raises(ConfigError, match="publication_tolerance can't change while a run goes on"):
         reconfigured(config, {"publication_tolerance": 0.5})
 
 
-async def test_the_probe_leaves_gradients_and_weights_alone(
+async def test_the_probe_changes_neither_gradients_nor_weights(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     paths = []
@@ -83,7 +83,7 @@ async def test_the_probe_leaves_gradients_and_weights_alone(
     assert all((first[name] == second[name]).all() for name in first)
 
 
-def test_a_completion_of_the_step_is_recorded(tmp_path: Path) -> None:
+def test_the_probe_uses_a_recorded_completion_of_the_step(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     key = GroupKey(cursor=3)
     tokens = [1, 2, *range(3, 200)]
@@ -94,4 +94,4 @@ def test_a_completion_of_the_step_is_recorded(tmp_path: Path) -> None:
     prepare_submission(store, 1, 0, 2, [key])
 
     assert recorded_completion(store, 1, 2) == (tokens[: 2 + SCORED_TOKENS], 2)
-    assert recorded_completion(store, 0, 2) == (BEFORE_ANY_COMPLETION, 1)
+    assert recorded_completion(store, 0, 2) == (INITIAL_PROBE, 1)

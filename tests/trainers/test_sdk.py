@@ -1,4 +1,4 @@
-"""The SDK is imported without torch, which is there all the same when something of it is used."""
+"""The SDK is imported without torch, which is imported on first use."""
 
 import subprocess
 import sys
@@ -31,14 +31,14 @@ print(sys.modules["torch"].__file__.endswith("__init__.py"), torch.nn.__name__)
 
 
 def output(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 def test_a_trainer_worker_starts_without_torch() -> None:
     assert output(WITHOUT_TORCH) == "False True"
 
 
-def test_what_needs_torch_gets_the_real_one() -> None:
+def test_the_sdk_gets_the_real_torch_on_first_use() -> None:
     assert output(WITH_TORCH) == "True torch.nn"

@@ -1,4 +1,4 @@
-"""What may have been applied isn't sent again, through the unmodified SDK."""
+"""Requests that may have been applied aren't repeated, through the unmodified SDK."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from everburn.trainers.protocol import TrainerStateLostError
-from everburn.trainers.send_once import watched_client
+from everburn.trainers.send_once import send_once_client
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
 from support.sessions import ADAM, a_config, a_datum
@@ -27,7 +27,7 @@ CHANGES: dict[str, Callable[[ServerlessTrainer, str], Awaitable[Any]]] = {
 
 @pytest.fixture
 async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]:
-    """With gradients, at a service that can't tell a repetition from a new request."""
+    """A session of a service that doesn't deduplicate repeated requests."""
     emulator.admin("POST", "unknowns", {"applies_repetitions": True})
     session = await ServerlessTrainer.open(a_config(emulator.base_url))
     yield session
@@ -37,7 +37,7 @@ async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]
 
 
 def applied(emulator: RunningEmulator, trainer: ServerlessTrainer) -> dict[str, int]:
-    """Operations that the model has seen, by name."""
+    """Counts of the operations that were applied to the model, by name."""
     (model,) = emulator.admin("GET", "state")["sessions"][trainer.session]["models"].values()
     counts: dict[str, int] = model["applied"]
     return counts
@@ -58,7 +58,7 @@ async def test_a_connection_that_breaks_after_sending_ends_the_lease(
     emulator.plan_fault(operation, "drop", applied=effect)
     with pytest.raises(TrainerStateLostError, match="may have been applied, and isn't sent again"):
         await CHANGES[operation](trainer, saved)
-    with pytest.raises(TrainerStateLostError):  # and nothing more is done in this session
+    with pytest.raises(TrainerStateLostError):  # later mutations are refused
         await trainer.forward_backward([a_datum()], "grpo", {})
     after = applied(emulator, trainer)
     assert after.pop(operation, 0) == before.pop(operation, 0) + effect
@@ -66,7 +66,7 @@ async def test_a_connection_that_breaks_after_sending_ends_the_lease(
 
 
 @pytest.mark.parametrize("status", [408, 500, 502, 504])
-async def test_an_answer_of_somebody_who_waited_in_vain_ends_the_lease(
+async def test_an_answer_after_which_a_request_may_have_been_applied_ends_the_lease(
     emulator: RunningEmulator, trainer: ServerlessTrainer, status: int
 ) -> None:
     await prepared(trainer)
@@ -77,7 +77,7 @@ async def test_an_answer_of_somebody_who_waited_in_vain_ends_the_lease(
 
 
 @pytest.mark.parametrize("status", [409, 429, 503])
-async def test_what_was_refused_is_sent_again(
+async def test_a_refused_request_is_repeated(
     emulator: RunningEmulator, trainer: ServerlessTrainer, status: int
 ) -> None:
     await prepared(trainer)
@@ -86,7 +86,7 @@ async def test_what_was_refused_is_sent_again(
     assert applied(emulator, trainer)["optim_step"] == 1
 
 
-async def test_what_changes_nothing_is_sent_again(
+async def test_a_request_without_effect_is_repeated(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     emulator.plan_fault("forward", "drop", applied=True)
@@ -96,7 +96,7 @@ async def test_what_changes_nothing_is_sent_again(
     assert len(logprobs) == 2
 
 
-async def test_equal_requests_are_two_if_they_are_meant_to_be(
+async def test_two_equal_requests_are_both_applied(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     for _ in range(2):
@@ -105,7 +105,7 @@ async def test_equal_requests_are_two_if_they_are_meant_to_be(
     assert applied(emulator, trainer)["forward_backward"] == 2
 
 
-async def test_what_found_no_connection_is_sent_again() -> None:
+async def test_a_request_without_a_connection_is_repeated() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/api/v1/optim_step"
 
@@ -115,7 +115,7 @@ async def test_what_found_no_connection_is_sent_again() -> None:
         await writer.drain()
         writer.close()
 
-    async with watched_client() as client:
+    async with send_once_client() as client:
         with pytest.raises(httpx.ConnectError):
             await client.post(url, json={"seq_id": 1})
         async with await asyncio.start_server(answer, "127.0.0.1", port):

@@ -25,7 +25,7 @@ async def trainer(emulator: RunningEmulator) -> AsyncIterator[ServerlessTrainer]
     await session.close()
 
 
-async def test_a_step_moves_the_policy_towards_what_had_an_advantage(
+async def test_a_step_raises_the_logprobs_of_tokens_with_a_positive_advantage(
     trainer: ServerlessTrainer,
 ) -> None:
     before = await trainer.forward_backward([a_datum()], "importance_sampling", {})
@@ -39,7 +39,7 @@ async def test_a_step_moves_the_policy_towards_what_had_an_advantage(
     assert sum(new[1:]) > sum(old[1:])
 
 
-async def test_scoring_tells_what_the_policy_thinks_of_each_token_and_changes_nothing(
+async def test_forward_returns_logprobs_and_changes_nothing(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     before = await trainer.save_checkpoint("before")
@@ -67,7 +67,7 @@ async def test_a_published_snapshot_is_opened_by_its_handle(trainer: ServerlessT
     assert completion.completion_len <= 3
 
 
-async def test_a_checkpoint_brings_weights_and_optimizer_back(
+async def test_a_checkpoint_restores_weights_and_optimizer(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     await trainer.forward_backward([a_datum()], "grpo", {})
@@ -76,13 +76,13 @@ async def test_a_checkpoint_brings_weights_and_optimizer_back(
     await trainer.forward_backward([a_datum(-1.0)], "grpo", {})
     await trainer.optim_step(ADAM)
     await trainer.load_checkpoint(path)
-    again = await trainer.save_checkpoint("state-1-again")
+    copy = await trainer.save_checkpoint("state-1-copy")
 
-    weights, restored = emulator.saved_weights(path), emulator.saved_weights(again)
+    weights, restored = emulator.saved_weights(path), emulator.saved_weights(copy)
     assert all(np.array_equal(weights[name], restored[name]) for name in weights)
 
 
-async def test_an_invalid_request_is_refused_and_the_session_goes_on(
+async def test_an_invalid_request_is_refused_and_the_session_continues(
     trainer: ServerlessTrainer,
 ) -> None:
     with pytest.raises(TrainerRejectedError, match="no checkpoint"):
@@ -92,7 +92,7 @@ async def test_an_invalid_request_is_refused_and_the_session_goes_on(
     await trainer.forward_backward([a_datum()], "ppo", {})
 
 
-async def test_a_session_that_expired_is_lost(
+async def test_an_expired_session_is_lost(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     await trainer.probe()
@@ -104,7 +104,7 @@ async def test_a_session_that_expired_is_lost(
         await trainer.forward_backward([a_datum()], "grpo", {})
 
 
-async def test_a_session_is_given_back_also_while_an_operation_is_in_flight(
+async def test_a_session_is_closed_while_an_operation_is_in_flight(
     emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serverless, "UNLOAD_TIMEOUT", 0.2)
@@ -119,7 +119,7 @@ async def test_a_session_is_given_back_also_while_an_operation_is_in_flight(
         await gradients
 
 
-async def test_a_session_is_given_back_though_the_connection_breaks(
+async def test_a_session_is_closed_although_the_connection_breaks(
     emulator: RunningEmulator,
 ) -> None:
     session = await ServerlessTrainer.open(a_config(emulator.base_url))
@@ -129,33 +129,33 @@ async def test_a_session_is_given_back_though_the_connection_breaks(
     assert session.session not in emulator.admin("GET", "state")["sessions"]
 
 
-async def test_a_service_that_does_not_answer_is_not_waited_for(
+async def test_closing_does_not_wait_for_a_service_that_does_not_answer(
     emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that is told to end would be killed over it. What was begun goes on meanwhile."""
+    """A worker that must stop would be killed while waiting. The request continues meanwhile."""
     monkeypatch.setattr(serverless, "CLOSE_TIMEOUT", 0.5)
     session = await ServerlessTrainer.open(a_config(emulator.base_url))
     emulator.plan_fault(session.session, "status", status=503, count=1000)
     await asyncio.wait_for(session.close(), 20)
-    assert f"session {session.session} isn't given back yet" in caplog.text
+    assert f"session {session.session} isn't closed yet" in caplog.text
     assert session.session in emulator.admin("GET", "state")["sessions"]
     emulator.admin("DELETE", "faults")
     await until(lambda: session.session not in emulator.admin("GET", "state")["sessions"])
 
 
-async def test_nothing_listens_there(dead_url: str) -> None:
+async def test_an_unreachable_service_is_unavailable(dead_url: str) -> None:
     url = f"{dead_url}/training/v1/serverless"
     with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {url}"):
         await ServerlessTrainer.open(a_config(url))
 
 
-async def test_a_model_that_the_server_does_not_know(emulator: RunningEmulator) -> None:
+async def test_an_unknown_model_is_rejected(emulator: RunningEmulator) -> None:
     config = a_config(emulator.base_url, base_model="accounts/nobody/models/none")
     with pytest.raises(TrainerRejectedError, match=r"accounts/nobody/models/none.*unknown"):
         await ServerlessTrainer.open(config)
 
 
-async def test_a_new_adapter_is_made_from_its_seed(emulator: RunningEmulator) -> None:
+async def test_a_new_adapter_is_initialized_from_its_seed(emulator: RunningEmulator) -> None:
     paths = []
     for seed in (3, 3, 4):
         session = await ServerlessTrainer.open(a_config(emulator.base_url, seed=seed))
@@ -167,7 +167,7 @@ async def test_a_new_adapter_is_made_from_its_seed(emulator: RunningEmulator) ->
     assert any(not np.array_equal(first[name], third[name]) for name in first)
 
 
-async def test_gradients_that_were_lost_are_missed_at_the_update(
+async def test_lost_gradients_are_detected_at_the_update(
     emulator: RunningEmulator, trainer: ServerlessTrainer
 ) -> None:
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A session that comes too late, or for nobody, isn't left to itself."""
+"""A session that opens too late, or without a waiting caller, is closed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ import pytest
 from everburn.trainers import dedicated, serverless
 from everburn.trainers.protocol import Trainer, TrainerUnavailableError
 from everburn.trainers.serverless import ServerlessTrainer
-from everburn.trainers.session_opening import Openings, opened
+from everburn.trainers.session_opening import Openings, wait_for_session
 from support.emulator import RunningEmulator
 from support.places import Place
 from support.sessions import a_config
@@ -20,7 +20,7 @@ Open = Callable[[], Awaitable[Trainer]]
 
 @pytest.fixture(params=["serverless", "dedicated"])
 def open_session(request: pytest.FixtureRequest, emulator: RunningEmulator, tmp_path: Path) -> Open:
-    """Opens a session whose model takes its time."""
+    """Opens a session with a delay."""
     if request.param == "serverless":
         opening: Open = lambda: ServerlessTrainer.open(a_config(emulator.base_url))  # noqa: E731
     else:
@@ -32,7 +32,7 @@ def open_session(request: pytest.FixtureRequest, emulator: RunningEmulator, tmp_
     return opening
 
 
-async def test_one_that_comes_too_late_is_closed(
+async def test_a_session_that_opens_too_late_is_closed(
     emulator: RunningEmulator, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (serverless, dedicated):
@@ -44,19 +44,19 @@ async def test_one_that_comes_too_late_is_closed(
     await until(lambda: not models(emulator) - before)
 
 
-async def test_one_that_nobody_waits_for_any_more_is_closed(
+async def test_a_session_without_a_waiting_caller_is_closed(
     emulator: RunningEmulator, open_session: Open
 ) -> None:
     before, unloaded = models(emulator), emulator.arrivals("unload_model")
-    asked = emulator.arrivals("create_model")
-    opening = asyncio.ensure_future(opened(open_session()))
-    await until(lambda: emulator.arrivals("create_model") > asked)
+    requested = emulator.arrivals("create_model")
+    opening = asyncio.ensure_future(wait_for_session(open_session()))
+    await until(lambda: emulator.arrivals("create_model") > requested)
     opening.cancel()
     await until(lambda: emulator.arrivals("unload_model") > unloaded)
     await until(lambda: not models(emulator) - before)
 
 
-async def test_an_opening_goes_on_until_the_last_who_waits_for_it_is_cancelled() -> None:
+async def test_an_opening_continues_until_its_last_caller_is_cancelled() -> None:
     gate, begun = Gate(), []
 
     async def begin() -> int:
@@ -80,7 +80,7 @@ async def test_an_opening_goes_on_until_the_last_who_waits_for_it_is_cancelled()
     assert first.cancelled() and second.cancelled() and third.cancelled()
 
 
-async def test_what_is_being_opened_ends_with_its_process() -> None:
+async def test_all_openings_can_be_cancelled() -> None:
     gate, begun = Gate(), []
 
     async def begin() -> None:

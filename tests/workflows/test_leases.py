@@ -497,6 +497,6 @@ async def test_a_sampler_that_serves_other_weights_ends_the_run_before_it_publis
     run = await start(script, rows=1)
     failure = await run.failure()
     assert failure.type == "PublicationMismatchError"
-    assert "doesn't serve what was trained" in failure.message
+    assert "doesn't serve the trained weights" in failure.message
     assert "differ from the trainer's by 0.5" in failure.message
     assert script.begun == []

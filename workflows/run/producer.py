@@ -200,9 +200,9 @@ class Producer:
 
     def reconfigured(self) -> None:
         """Admit by new limits from now on."""
-        config = self._settings.config
-        self._state.admission.ahead = config.max_head_offpolicy_versions
-        self._state.admission.concurrency = config.max_concurrency_rollout_sample
+        config, admission = self._settings.config, self._state.admission
+        admission.max_head_offpolicy_versions = config.max_head_offpolicy_versions
+        admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
 
     def skip_row(self) -> GroupKey:

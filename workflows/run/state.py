@@ -284,7 +284,7 @@ class RunState(BaseModel):
             admission=Admission(
                 group=config.completions_per_prompt,
                 batch=config.batch_samples,
-                ahead=config.max_head_offpolicy_versions,
+                max_head_offpolicy_versions=config.max_head_offpolicy_versions,
                 concurrency=config.max_concurrency_rollout_sample,
             ),
             cursor=Cursor(total=0),
