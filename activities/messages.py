@@ -187,7 +187,7 @@ class EvaluationSummary(Message):
     metrics: dict[str, float]
 
 
-class ResourceReadiness(Message):
+class ProvisioningReadiness(Message):
     """How far a run's trainer job and deployment are. `pending` waits for capacity. text: without
     secrets. resumed: a stopped job was started again just now."""
 

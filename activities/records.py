@@ -45,7 +45,7 @@ from everburn.records.run_folder import (
 from everburn.records.steps import StepOutcome, commit_step, record_step
 from everburn.records.store import ArtifactStore, StoreError, when_there_is_space
 from everburn.rollouts.evaluation import keep_before_and_after
-from everburn.rollouts.sandboxes import registered
+from everburn.rollouts.sandboxes import sandbox_keys
 
 
 class RecordActivities:
@@ -137,10 +137,10 @@ class RecordActivities:
             await asyncio.to_thread(_time_saves, ArtifactStore.of(order.run), order.save_seconds)
 
     @activity.defn
-    async def count_resources(self, run: RunRef) -> int:
-        """How many resources of completions are still registered."""
+    async def count_sandboxes(self, run: RunRef) -> int:
+        """How many sandboxes of completions are still registered."""
         with final_errors(StoreError):
-            return len(await asyncio.to_thread(registered, ArtifactStore.of(run)))
+            return len(await asyncio.to_thread(sandbox_keys, ArtifactStore.of(run)))
 
     async def _has_search_attributes(self) -> bool:
         request = ListSearchAttributesRequest(namespace=self._client.namespace)

@@ -16,7 +16,7 @@ from activities.imports import import_all
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import Owner, find_owner
 from everburn.records.store import ArtifactStore
-from everburn.usercode.threads import beside
+from everburn.usercode.threads import to_thread
 
 if TYPE_CHECKING:
     from everburn.rollouts.runner import RolloutRunner
@@ -92,7 +92,7 @@ class Runners:
 
 
 async def _load(run: RunRef) -> "RolloutRunner":
-    await beside(preload)
+    await to_thread(preload)
     from everburn.rollouts.runner import RolloutRunner
 
     return RolloutRunner(run)

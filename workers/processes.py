@@ -82,7 +82,7 @@ def orchestrator(client: Client, build: str | None = None) -> Worker:
             records.record_control,
             records.skip_group,
             records.finish_run,
-            records.count_resources,
+            records.count_sandboxes,
             reconciliation.reconcile,
             reconciliation.run_is_open,
         ],
@@ -127,8 +127,8 @@ def trainer_worker(
         task_queue=TRAINER_QUEUE,
         activities=[
             activities.acquire_lease,
-            provisioning.advance_resources,
-            provisioning.clean_up_resources,
+            provisioning.advance_provisioning,
+            provisioning.clean_up_provisioning,
         ],
         # A worker that stands still keeps what its pollers have been given until that times out.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from activities.messages import LeaseGrant, ResourceReadiness
+from activities.messages import LeaseGrant, ProvisioningReadiness
 from everburn.records.ids import GroupKey, RunRef
 
 ROLLOUT_FAILED = "RolloutFailed"
@@ -98,7 +98,7 @@ class ProvisioningWait(Message):
     resumptions: int = 0
     """How often the job had stopped and was started again."""
 
-    def continued(self, found: ResourceReadiness, now: float) -> "ProvisioningWait":
+    def continued(self, found: ProvisioningReadiness, now: float) -> "ProvisioningWait":
         """After another look that found it not ready."""
         stage: Literal["pending", "starting"] = (
             "pending" if found.stage == "pending" else "starting"

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from everburn.config.names import check_adapter, check_checkpoint, check_model_id
-from everburn.config.provisioning import DeploymentResource, TrainerResource
+from everburn.config.provisioning import DeploymentProvisioning, TrainerProvisioning
 from everburn.config.sources import AdvantageSource, DatasetSource, Entrypoint, LossSource
 from everburn.learning.losses import (
     Clip,
@@ -27,9 +27,9 @@ MAX_COMPLETIONS = 512
 """Of a row: each is an activity of one workflow, and a server allows so many to be pending."""
 
 
-RESOURCES: dict[str, type[BaseModel]] = {
-    "trainer": TrainerResource,
-    "deployment": DeploymentResource,
+PROVISIONING: dict[str, type[BaseModel]] = {
+    "trainer": TrainerProvisioning,
+    "deployment": DeploymentProvisioning,
 }
 """The fields that are objects with fields of their own."""
 
@@ -80,10 +80,10 @@ class RunFields(BaseModel):
         default="serverless",
         description="A service of Fireworks, or the local emulator in the place of either.",
     )
-    trainer: TrainerResource | None = Field(
+    trainer: TrainerProvisioning | None = Field(
         default=None, description="The trainer job of dedicated training."
     )
-    deployment: DeploymentResource | None = Field(
+    deployment: DeploymentProvisioning | None = Field(
         default=None, description="The deployment of dedicated training."
     )
     init_from_checkpoint: str | None = Field(
@@ -286,12 +286,12 @@ class RunFields(BaseModel):
         return self.backend in ("dedicated", "emulator-dedicated")
 
     @property
-    def trainer_resource(self) -> TrainerResource:
-        return self.trainer or TrainerResource()
+    def trainer_provisioning(self) -> TrainerProvisioning:
+        return self.trainer or TrainerProvisioning()
 
     @property
-    def deployment_resource(self) -> DeploymentResource:
-        return self.deployment or DeploymentResource()
+    def deployment_provisioning(self) -> DeploymentProvisioning:
+        return self.deployment or DeploymentProvisioning()
 
     @property
     def evaluates(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from everburn.config.fields import RESOURCES, RunFields
+from everburn.config.fields import PROVISIONING, RunFields
 from everburn.config.sources import Entrypoint
 
 
@@ -56,7 +56,7 @@ def _suggest(path: str) -> str:
     from difflib import get_close_matches
 
     parent, _, name = path.rpartition(".")
-    owner = RESOURCES.get(parent, Entrypoint) if parent else RunFields
+    owner = PROVISIONING.get(parent, Entrypoint) if parent else RunFields
     close = get_close_matches(name, owner.model_fields, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -28,7 +28,7 @@ _DEPLOYMENT_SHAPE = re.compile(r"accounts/[^/]+/deploymentShapes/[^/]+(/versions
 _ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-class _Resource(BaseModel):
+class _Provisioning(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -44,7 +44,7 @@ def _check_id(value: str) -> str:
 _ResourceId = Annotated[str, AfterValidator(_check_id)]
 
 
-class TrainerResource(_Resource):
+class TrainerProvisioning(_Provisioning):
     """The trainer job. Without `job_id` the run makes its own."""
 
     training_shape: str | None = Field(
@@ -85,7 +85,7 @@ class TrainerResource(_Resource):
         return value
 
 
-class DeploymentResource(_Resource):
+class DeploymentProvisioning(_Provisioning):
     """The deployment that rollouts sample from. One policy version is served at a time."""
 
     deployment_id: _ResourceId | None = Field(

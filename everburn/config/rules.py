@@ -92,7 +92,7 @@ def _provisioning_problems(config: RunFields) -> Iterator[tuple[tuple[str, ...],
                     f"{config.backend!r}",
                 )
         return
-    trainer, deployment = config.trainer_resource, config.deployment_resource
+    trainer, deployment = config.trainer_provisioning, config.deployment_provisioning
     if config.backend == "dedicated" and not (
         trainer.training_shape or deployment.shape or deployment.deployment_id
     ):

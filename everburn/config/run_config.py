@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 
-from everburn.config.fields import RESOURCES, RunFields
+from everburn.config.fields import PROVISIONING, RunFields
 from everburn.config.problems import ConfigError, describe_problems, restated
 from everburn.config.rules import broken_combinations, origin_problem, warnings_of
 
@@ -83,5 +83,5 @@ def parse_config(value: object) -> RunConfig:
 
 def _read(name: str, value: Any) -> Any:
     """A right field's value as the rules between fields know it."""
-    resource = RESOURCES.get(name)
-    return resource.model_validate(value) if resource and value is not None else value
+    provisioning = PROVISIONING.get(name)
+    return provisioning.model_validate(value) if provisioning and value is not None else value

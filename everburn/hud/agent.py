@@ -12,7 +12,7 @@ from hud.eval.run import Run
 from everburn.agentic.formats import Format
 from everburn.hud.prompts import as_messages
 from everburn.rollouts.contract import Sampler
-from everburn.usercode.deadlines import within
+from everburn.usercode.deadlines import user_timeout
 
 
 class PolicyAgent(Agent):
@@ -29,7 +29,7 @@ class PolicyAgent(Agent):
 
     async def __call__(self, run: Run) -> None:
         prompt = self._format.render(as_messages(run.prompt))
-        async with within(self._timeout, "sampling_timeout"):
+        async with user_timeout(self._timeout, "sampling_timeout"):
             sample = await self._sampler.sample(prompt, stop=self._format.stop)
         text = self._format.parse(prompt, sample.tokens).content
         run.record(

@@ -16,7 +16,7 @@ from everburn.config import Entrypoint
 from everburn.hud.local import LocalEnvironments
 from everburn.hud.package import require_hud_key
 from everburn.hud.processes import ProcessEnvironments
-from everburn.rollouts.contract import ResourceRegistry
+from everburn.rollouts.contract import SandboxRegistry
 from everburn.usercode.entrypoints import call
 
 Isolation = Literal["thread", "shared", "process"]
@@ -28,7 +28,7 @@ class PlacementError(ValueError):
 
 
 def place(
-    resources: ResourceRegistry,
+    sandboxes: SandboxRegistry,
     *,
     env_path: str | None = None,
     environment: str | None = None,
@@ -42,7 +42,7 @@ def place(
     environment: `module:function` that returns a new one. hosted: on the HUD platform.
     isolation: "thread": each local environment has its own thread and event loop. "shared": all use
     one loop, for modules that keep objects of a loop (a client, a semaphore). "process": each has
-    its own process, registered with `resources`, which takes seconds to start: for graders that
+    its own process, registered with `sandboxes`, which takes seconds to start: for graders that
     compute for long or change process-wide state.
     max_environments: limit on concurrent environments.
 
@@ -77,7 +77,7 @@ def place(
             "worker processes"
         )
     if isolation == "process":
-        return LimitedProvider(ProcessEnvironments(path, resources), slots)
+        return LimitedProvider(ProcessEnvironments(path, sandboxes), slots)
     return LocalEnvironments(path, slots, shared)
 
 

@@ -21,7 +21,7 @@ from hud.environment.server import PORT_ANNOUNCEMENT
 from hud.eval import Runtime, Task
 from hud.utils.process import create_process_group_exec, finish_output, stream_output
 
-from everburn.rollouts.contract import ResourceRegistry
+from everburn.rollouts.contract import SandboxRegistry
 
 MARK_ENV = "EVERBURN_HUD_ENVIRONMENT"
 REAPER = "everburn.hud.processes:end"
@@ -45,16 +45,16 @@ class ProcessEnvironments:
     """The environments of a .py file or folder, each served by its own process, whose working
     folder is the source's."""
 
-    def __init__(self, source: Path, resources: ResourceRegistry) -> None:
+    def __init__(self, source: Path, sandboxes: SandboxRegistry) -> None:
         self._source = source
-        self._resources = resources
+        self._sandboxes = sandboxes
 
     @asynccontextmanager
     async def __call__(self, task: Task) -> AsyncIterator[Runtime]:
         if task.runtime_config is not None:
             raise ValueError("a task with a runtime_config can't run in a local process")
         mark = uuid.uuid4().hex
-        await self._resources.register(REAPER, mark=mark, host=socket.gethostname())
+        await self._sandboxes.register(REAPER, mark=mark, host=socket.gethostname())
         process = await create_process_group_exec(
             *(sys.executable, "-m", "everburn.hud.served", str(self._source), "--env", task.env),
             term_timeout=STOP_TIMEOUT,

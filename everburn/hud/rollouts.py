@@ -64,7 +64,7 @@ def make_rollout_fn(
         PlacementError, FormatError, HudKeyMissingError, EntrypointError, ValueError
     """
     placement = place(
-        setup.resources,
+        setup.sandboxes,
         env_path=env_path,
         environment=environment,
         hosted=hosted,

@@ -23,7 +23,7 @@ def call_log_key(group: GroupKey, completion: int) -> str:
 GROUPS = "groups"
 
 
-RESOURCES = "resources"
+SANDBOXES = "sandboxes"
 
 
 def completion_name(group: GroupKey, completion: int) -> str:
@@ -34,9 +34,9 @@ def evaluation_name(version: int, part: str) -> str:
     return f"evaluation-{version:06d}.{part}"
 
 
-def resource_key(owner: str, token: str) -> str:
-    """A resource that an attempt at a completion, or at an evaluation's part, has registered."""
-    return f"{RESOURCES}/{owner}.{token}.json"
+def sandbox_key(owner: str, token: str) -> str:
+    """A sandbox that an attempt at a completion, or at an evaluation's part, has registered."""
+    return f"{SANDBOXES}/{owner}.{token}.json"
 
 
 def group_key(group: GroupKey) -> str:

@@ -1,4 +1,4 @@
-"""The resources of dedicated training that a run has.
+"""The trainer job and the deployment that a run rents at the service.
 
 Owns the record from which any worker finds (and cleans up) what was made for a run: ids are in it
 before anything is created under them. Doesn't own what a configuration asks for
@@ -10,16 +10,16 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
-from everburn.config.provisioning import DeploymentResource, TrainerResource
+from everburn.config import RunConfig
 from everburn.records.ids import RunRef
 from everburn.records.store import ArtifactStore
 
 RECORD_KEY = "provisioning.json"
 MAX_NAME = 40
-"""Characters of a run's id that enter the ids of its resources, which may have 63."""
+"""Characters of a run's id that enter the ids of its job and deployment, which may have 63."""
 
 
-class ResourceRecord(BaseModel):
+class ProvisioningRecord(BaseModel):
     """What a run has, or is about to make. attempt: counts its jobs, since the id of a deleted job
     can't be used again. The `own_` flags: whether the run made it, and cleans it up."""
 
@@ -32,40 +32,39 @@ class ResourceRecord(BaseModel):
     deployment_id: str
     own_deployment: bool
 
-    def next_attempt(self) -> "ResourceRecord":
+    def next_attempt(self) -> "ProvisioningRecord":
         attempt = self.attempt + 1
         return self.model_copy(update={"attempt": attempt, "job_id": f"{self.name}-{attempt}"})
 
 
-def find_resources(store: ArtifactStore) -> ResourceRecord | None:
+def find_provisioning(store: ArtifactStore) -> ProvisioningRecord | None:
     found = store.find_json(RECORD_KEY)
-    return None if found is None else ResourceRecord.model_validate(found)
+    return None if found is None else ProvisioningRecord.model_validate(found)
 
 
-def put_resources(store: ArtifactStore, record: ResourceRecord) -> ResourceRecord:
+def put_provisioning(store: ArtifactStore, record: ProvisioningRecord) -> ProvisioningRecord:
     store.put_json(RECORD_KEY, record.model_dump(mode="json"))
     return record
 
 
 def readable_name(run_id: str) -> str:
-    """What the names of a run's resources begin with: its id, as far as it fits."""
+    """The beginning of the name of a run's job and deployment: its id, as far as it fits."""
     readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:MAX_NAME].rstrip("-")
     return f"eb-{readable}-" if readable else "eb-"
 
 
-def resource_name(run: RunRef, chain: str) -> str:
-    """The name of a run's resources: with a digest that tells runs of the same id apart."""
+def provisioned_name(run: RunRef, chain: str) -> str:
+    """The name of a run's job and deployment; a digest distinguishes runs of the same id."""
     digest = hashlib.sha256(f"{run.id}/{chain}".encode()).hexdigest()[:8]
     return readable_name(run.id) + digest
 
 
-def planned_resources(
-    run: RunRef, chain: str, trainer: TrainerResource, deployment: DeploymentResource
-) -> ResourceRecord:
+def planned_provisioning(run: RunRef, chain: str, config: RunConfig) -> ProvisioningRecord:
     """The ids of a run that has nothing yet. The chain of its owner is unique, whatever other runs
     of the same id there are in the account."""
-    name = resource_name(run, chain)
-    return ResourceRecord(
+    name = provisioned_name(run, chain)
+    trainer, deployment = config.trainer_provisioning, config.deployment_provisioning
+    return ProvisioningRecord(
         name=name,
         job_id=trainer.job_id or name,
         own_job=trainer.job_id is None,

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from everburn.records.ids import RunRef, StoredRef
-from everburn.usercode.threads import beside
+from everburn.usercode.threads import to_thread
 
 T = TypeVar("T")
 
@@ -261,7 +261,7 @@ async def when_there_is_space(
     deadline = time.monotonic() + patience
     while True:
         try:
-            return await beside(write, *arguments)
+            return await to_thread(write, *arguments)
         except StoreFullError as error:
             if time.monotonic() > deadline:
                 raise

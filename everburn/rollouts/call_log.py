@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from everburn.records.store import ArtifactStore, StoreError
-from everburn.usercode.threads import beside
+from everburn.usercode.threads import to_thread
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +72,14 @@ class CallLog:
         line = call.model_dump_json()
         try:
             async with self._writing:
-                await beside(self._store.append_lines, self._key, [line])
+                await to_thread(self._store.append_lines, self._key, [line])
         except StoreError as error:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
     async def forget(self) -> None:
         """The completion has its terminal record, or is to be sampled afresh: the log, and what it
         was made of, has done its work."""
-        await beside(self._store.discard, *self._sources)
+        await to_thread(self._store.discard, *self._sources)
 
 
 def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:

@@ -184,7 +184,7 @@ class Sampler(Protocol):
         ...
 
 
-class RegisteredResource(Protocol):
+class RegisteredSandbox(Protocol):
     """Something that a completion has registered."""
 
     async def reap(self) -> None:
@@ -196,20 +196,20 @@ class RegisteredResource(Protocol):
         ...
 
 
-class ResourceRegistry(Protocol):
-    """Registers the resources of the completion in whose context it is called."""
+class SandboxRegistry(Protocol):
+    """Registers the sandboxes of the completion in whose context it is called."""
 
-    async def register(self, reaper: str, **arguments: JsonValue) -> RegisteredResource:
+    async def register(self, reaper: str, **arguments: JsonValue) -> RegisteredSandbox:
         """Have `reaper(**arguments)` called when the completion has ended, however it ends.
 
-        Register first, then make the resource, under a name that the arguments hold: a worker
+        Register first, then make the sandbox, under a name that the arguments hold: a worker
         that dies in between leaves nothing unknown. The reaper may be called on any rollout
         worker, more than once, and for what was never made. It may be async, and may block. The
         arguments lie in the run's folder: no secrets.
 
         Raises:
             EntrypointError: the reaper can't be imported.
-            StoreError: the record can't be written; then don't make the resource.
+            StoreError: the record can't be written; then don't make the sandbox.
         """
         ...
 
@@ -222,7 +222,7 @@ class RolloutSetup:
     sampling_kwargs: `max_tokens` and `temperature` of the run, ready for `sampler.sample`.
     sampler: samples from the policy version that the current completion belongs to.
     model: the base model's name. extras: the run's `extras`.
-    resources: registers what a completion makes and must not leave behind.
+    sandboxes: registers what a completion makes and must not leave behind.
     """
 
     tokenizer: Any
@@ -232,4 +232,4 @@ class RolloutSetup:
     model: str
     completions_per_prompt: int
     extras: dict[str, Any]
-    resources: ResourceRegistry
+    sandboxes: SandboxRegistry

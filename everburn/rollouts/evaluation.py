@@ -28,9 +28,9 @@ from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore, through_outages, when_there_is_space
 from everburn.rollouts.failures import WORST_FIRST, RowsFailedError, classify
 from everburn.rollouts.runner import RolloutRunner
-from everburn.usercode.deadlines import within
+from everburn.usercode.deadlines import user_timeout
 from everburn.usercode.entrypoints import call
-from everburn.usercode.threads import beside
+from everburn.usercode.threads import to_thread
 
 SHARD_ROWS = 32
 """Rows per activity: enough to fill a sampler's batch, few enough to lose little to a crash."""
@@ -79,7 +79,7 @@ async def evaluate_shard(
             failed. No row outlives the call.
     """
     key = evaluation_shard_key(version, shard)
-    if await beside(runner.store.exists, key):
+    if await to_thread(runner.store.exists, key):
         return
     failures: dict[int, Exception] = {}
     count_all = runner.config.on_any_rollout_failure == "fail"
@@ -106,7 +106,7 @@ async def evaluate_shard(
     write = partial(runner.store.put_json, once=True)
     await when_there_is_space(write, key, [sample.result() for sample in samples])
     kept = [evaluation_row_key(version, index) for index in rows]
-    await beside(runner.store.discard, *kept)
+    await to_thread(runner.store.discard, *kept)
 
 
 async def run_evaluation_function(
@@ -119,12 +119,12 @@ async def run_evaluation_function(
         ValueError: it returned something else than a dict of finite numbers, or too many.
     """
     store, key = runner.store, evaluation_figures_key(version)
-    known: dict[str, float] | None = await beside(store.find_json, key)
+    known: dict[str, float] | None = await to_thread(store.find_json, key)
     if known is not None:
         return known
     figures = await _call_evaluation_function(runner, version, tries)
     await through_outages(partial(store.put_json, once=True), key, figures)
-    await beside(_forget_calls, store, version)
+    await to_thread(_forget_calls, store, version)
     return figures
 
 
@@ -142,7 +142,7 @@ async def _call_evaluation_function(
     name = runner.config.evaluation.name
     values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version, tries))
     if inspect.isawaitable(values):
-        async with within(None):  # its limit is that of the activity
+        async with user_timeout(None):  # its limit is that of the activity
             values = await values
     if not isinstance(values, dict):
         raise ValueError(f"{name} returned {type(values).__name__}, not a dict of numbers")

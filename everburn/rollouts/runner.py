@@ -35,7 +35,7 @@ from everburn.rollouts.dataset import Position, Row, RowOrder, stored_rows
 from everburn.rollouts.failures import needs_fresh_samples
 from everburn.rollouts.reuse import EarlierAttempts, has_rollout, recorded_calls
 from everburn.rollouts.sampling import CompletionScope, PolicySampler
-from everburn.rollouts.sandboxes import Resources, reap_at_end, reap_earlier, require_own
+from everburn.rollouts.sandboxes import Sandboxes, reap_at_end, reap_earlier, require_own
 from everburn.rollouts.tokenizers import load_tokenizer, tokenizer_name
 from everburn.rollouts.validation import (
     context_parameters,
@@ -43,9 +43,9 @@ from everburn.rollouts.validation import (
     validate_rollout,
     written_info,
 )
-from everburn.usercode.deadlines import to_its_end, within
+from everburn.usercode.deadlines import shielded, user_timeout
 from everburn.usercode.entrypoints import call, resolve
-from everburn.usercode.threads import beside
+from everburn.usercode.threads import to_thread
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class RolloutRunner:
         self._earlier = EarlierAttempts(self.store)
         self._sampler = PolicySampler(self.store, self.config, self._tokenizer)
         self._rollout_fn = make_rollout_fn(
-            self.config, self._tokenizer, self._sampler, Resources(self.store)
+            self.config, self._tokenizer, self._sampler, Sandboxes(self.store)
         )
         self._wanted = context_parameters(self._rollout_fn)
 
@@ -94,7 +94,7 @@ class RolloutRunner:
         Raises:
             InvalidRolloutError, TimeoutError, StoreError, and whatever the function raises.
         """
-        earlier = await beside(self._earlier.unused, group)
+        earlier = await to_thread(self._earlier.unused, group)
         known = partial(has_rollout, self.store, group, completion, version, earlier)
         if await when_there_is_space(known, patience=STORE_PATIENCE):
             return RolloutOutcome(completion=completion, status="succeeded", reused=True)
@@ -113,7 +113,7 @@ class RolloutRunner:
         scope = CompletionScope(
             where,
             version,
-            log=await beside(self._log_of, group, completion, earlier),
+            log=await to_thread(self._log_of, group, completion, earlier),
             run=self.run.id,
             name=completion_name(group, completion),
             tries=tries,
@@ -140,7 +140,7 @@ class RolloutRunner:
             InvalidRolloutError, TimeoutError, StoreError, and whatever the function raises.
         """
         key = evaluation_row_key(version, index)
-        known: dict[str, Any] | None = await beside(self.store.find_json, key)
+        known: dict[str, Any] | None = await to_thread(self.store.find_json, key)
         if known is not None:
             return known
         row = self._evaluation_rows[index]
@@ -241,13 +241,13 @@ class RolloutRunner:
         for a while gives up attempts which have ended, and nobody is to do it again.
         """
         try:
-            return await self._within_resources(row, context, scope, keep)
+            return await self._within_sandboxes(row, context, scope, keep)
         except Exception as error:
             if needs_fresh_samples(error) and scope.log is not None:
                 await scope.log.forget()
             raise
 
-    async def _within_resources(
+    async def _within_sandboxes(
         self,
         row: Row,
         context: dict[str, Any],
@@ -261,11 +261,11 @@ class RolloutRunner:
             with self._sampler.serving(scope):
                 # A copy: user code may change its row, and the next completion gets the same one.
                 given = copy.deepcopy(row)
-                async with within(self.config.rollout_timeout, "rollout_timeout"):
+                async with user_timeout(self.config.rollout_timeout, "rollout_timeout"):
                     result = await self._rollout_fn(given, **wanted)
         except BaseException:
             # Also what is cancelled, perhaps twice, leaves nothing behind.
-            await to_its_end(self._reap(scope))
+            await shielded(self._reap(scope))
             raise
 
         async def finish() -> T:
@@ -275,7 +275,7 @@ class RolloutRunner:
                 await self._reap(scope)
             return await keep(self._finished(result, scope, time.monotonic() - started))
 
-        return await to_its_end(finish())
+        return await shielded(finish())
 
     def _finished(self, result: Any, scope: CompletionScope, seconds: float) -> Finished | None:
         """What a rollout function returned, where that is valid; None for a draw that it drops."""
@@ -369,7 +369,7 @@ def evaluation_context(index: int) -> dict[str, Any]:
 
 
 def make_rollout_fn(
-    config: RunConfig, tokenizer: Any, sampler: PolicySampler, resources: Resources
+    config: RunConfig, tokenizer: Any, sampler: PolicySampler, sandboxes: Sandboxes
 ) -> RolloutFn:
     """Call the user's factory.
 
@@ -387,7 +387,7 @@ def make_rollout_fn(
         model=config.base_model,
         completions_per_prompt=config.completions_per_prompt,
         extras=dict(config.extras),
-        resources=resources,
+        sandboxes=sandboxes,
     )
     return call(config.rollout, setup)  # type: ignore[no-any-return]
 

@@ -22,7 +22,7 @@ from everburn.rollouts.contract import PromptTooLongError, Sample
 from everburn.rollouts.failures import SnapshotGoneError
 from everburn.trainers.backends import api_key
 from everburn.trainers.errors import status_of, translated
-from everburn.usercode.threads import beside
+from everburn.usercode.threads import to_thread
 
 if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentSampler
@@ -54,7 +54,7 @@ class CompletionScope:
     calls: list[Sample] = field(default_factory=list)
     handles: set[str] = field(default_factory=set)
     """Of the samplers that its calls have used."""
-    resources: set[str] = field(default_factory=set)
+    sandboxes: set[str] = field(default_factory=set)
     """Keys of what it has registered (sandboxes.py) and not reaped itself."""
 
     @property
@@ -195,7 +195,7 @@ class PolicySampler:
         deadline = time.monotonic() + RECOVERY_PATIENCE
         gone: Publication | None = None
         while True:
-            publication = await beside(serving, self._store, scope.version)
+            publication = await to_thread(serving, self._store, scope.version)
             if publication is not None and publication != gone:
                 try:
                     return await self._ask(publication, scope, prompt, settings)

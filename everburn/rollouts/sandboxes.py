@@ -1,13 +1,13 @@
 """What completions make and must not leave behind: sandboxes, processes, folders.
 
 A completion registers each with its reaper, a function by name with JSON arguments. The record is
-in the run's store before the resource is made, so that whoever comes next can reap it: the end of
+in the run's store before the sandbox is made, so that whoever comes next can reap it: the end of
 the completion (success, failure, timeout, cancellation), its next attempt, the end of its group or
 of its run, or `everburn reap RUN`.
 
 An attempt may outlive the belief in it: its worker stood still or was cut off, another attempt has
 begun, and now both run. So each record names its attempt. One that ends reaps its own; one that
-begins reaps what earlier ones left, never what later ones have; and one whose resources were reaped
+begins reaps what earlier ones left, never what later ones have; and one whose sandboxes were reaped
 by another has been superseded, and comes to nothing.
 
 Owns records, reaping and that rule. Doesn't own when what is left behind is looked for
@@ -27,13 +27,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import Entrypoint
-from everburn.records.keys import RESOURCES, resource_key
+from everburn.records.keys import SANDBOXES, sandbox_key
 from everburn.records.store import ArtifactStore, through_outages
 from everburn.rollouts.contract import RecoverableRolloutError
 from everburn.rollouts.sampling import CompletionScope, current_scope
-from everburn.usercode.deadlines import within
+from everburn.usercode.deadlines import user_timeout
 from everburn.usercode.entrypoints import call, resolve
-from everburn.usercode.threads import beside, in_thread
+from everburn.usercode.threads import in_thread, to_thread
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ AT_ONCE = 32
 """Completions whose leftovers are reaped at the same time."""
 
 
-class Registered(BaseModel):
-    """The record of a resource. at: seconds since the epoch. where: names its completion."""
+class SandboxRecord(BaseModel):
+    """The record of a sandbox. at: seconds since the epoch. where: names its completion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,32 +57,32 @@ class Registered(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """How many resources were reaped; the others failed, with what each said."""
+    """How many sandboxes were reaped; the others failed, with what each said."""
 
     count: int
     failures: list[str]
 
 
-class Resources:
-    """The contract's `ResourceRegistry`, on the run's store."""
+class Sandboxes:
+    """The contract's `SandboxRegistry`, on the run's store."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
 
-    async def register(self, reaper: str, **arguments: JsonValue) -> "Resource":
+    async def register(self, reaper: str, **arguments: JsonValue) -> "Sandbox":
         entrypoint = Entrypoint(name=reaper, kwargs=arguments)
         resolve(entrypoint)
         scope = current_scope.get()
-        record = Registered(reaper=entrypoint, at=time.time(), where=scope.where)
-        key = resource_key(scope.attempt, uuid.uuid4().hex)
-        await beside(self._store.put_json, key, record.model_dump(mode="json"))
-        scope.resources.add(key)
-        return Resource(self._store, key, scope)
+        record = SandboxRecord(reaper=entrypoint, at=time.time(), where=scope.where)
+        key = sandbox_key(scope.attempt, uuid.uuid4().hex)
+        await to_thread(self._store.put_json, key, record.model_dump(mode="json"))
+        scope.sandboxes.add(key)
+        return Sandbox(self._store, key, scope)
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
-    """A registered resource."""
+class Sandbox:
+    """A registered sandbox."""
 
     _store: ArtifactStore
     _key: str
@@ -90,12 +90,12 @@ class Resource:
 
     async def reap(self) -> None:
         await _reap(self._store, self._key)
-        self._scope.resources.discard(self._key)
+        self._scope.sandboxes.discard(self._key)
 
 
 class SupersededError(RecoverableRolloutError):
     """Another has reaped what this attempt had made: another attempt at the completion has begun,
-    and what this one came to was made without its resources, perhaps."""
+    and what this one came to was made without its sandboxes, perhaps."""
 
 
 async def require_own(store: ArtifactStore, scope: CompletionScope, patience: float) -> None:
@@ -106,12 +106,12 @@ async def require_own(store: ArtifactStore, scope: CompletionScope, patience: fl
     """
 
     def missing() -> list[str]:
-        return [key for key in scope.resources if not store.exists(key)]
+        return [key for key in scope.sandboxes if not store.exists(key)]
 
     gone = await through_outages(missing, patience=patience)
     if gone:
         raise SupersededError(
-            f"{scope.where}: {len(gone)} of its resources were reaped while it ran: another "
+            f"{scope.where}: {len(gone)} of its sandboxes were reaped while it ran: another "
             "attempt at it has begun"
         )
 
@@ -121,23 +121,23 @@ async def reap_earlier(store: ArtifactStore, scope: CompletionScope) -> None:
 
     Not what later ones have: this one may have stood still at its very beginning.
     """
-    found = await beside(registered, store, scope.name)
+    found = await to_thread(sandbox_keys, store, scope.name)
     await _within_the_end(scope.name, _reap_all(store, [k for k in found if _before(k, scope)]))
 
 
 def _before(key: str, scope: CompletionScope) -> bool:
-    """Whether a resource is of an attempt that isn't later than this one, and not of this one. The
+    """Whether a sandbox is of an attempt that isn't later than this one, and not of this one. The
     same order may be carried out twice, one after the other."""
-    attempt = key.removeprefix(f"{RESOURCES}/").rsplit(".", 2)[0]
+    attempt = key.removeprefix(f"{SANDBOXES}/").rsplit(".", 2)[0]
     tries = attempt.removeprefix(f"{scope.name}.").partition("-")[0]
     return attempt != scope.attempt and (not tries.isdigit() or int(tries) <= scope.tries)
 
 
-def registered(store: ArtifactStore, owner: str = "") -> list[str]:
-    """The keys of the resources that are registered under a name, or under one that it begins:
+def sandbox_keys(store: ArtifactStore, owner: str = "") -> list[str]:
+    """The keys of the sandboxes that are registered under a name, or under one that it begins:
     an attempt's, a completion's, a group's, or all of a run's."""
-    begin = f"{RESOURCES}/{owner}." if owner else f"{RESOURCES}/"
-    return [key for key in store.keys(RESOURCES) if key.startswith(begin)]
+    begin = f"{SANDBOXES}/{owner}." if owner else f"{SANDBOXES}/"
+    return [key for key in store.keys(SANDBOXES) if key.startswith(begin)]
 
 
 async def reap(store: ArtifactStore, owner: str = "") -> Reaped:
@@ -145,7 +145,7 @@ async def reap(store: ArtifactStore, owner: str = "") -> Reaped:
 
     Never raises because of a reaper: what couldn't be reaped stays registered.
     """
-    return await _reap_all(store, await beside(registered, store, owner))
+    return await _reap_all(store, await to_thread(sandbox_keys, store, owner))
 
 
 async def reap_at_end(store: ArtifactStore, owner: str) -> None:
@@ -158,7 +158,7 @@ async def _within_the_end(owner: str, reaping: Coroutine[Any, Any, Reaped]) -> N
         async with asyncio.timeout(END_TIMEOUT):
             await reaping
     except TimeoutError:
-        log.warning("%s: not all of its resources were reaped within %g s", owner, END_TIMEOUT)
+        log.warning("%s: not all of its sandboxes were reaped within %g s", owner, END_TIMEOUT)
 
 
 async def _reap_all(store: ArtifactStore, keys: list[str]) -> Reaped:
@@ -177,8 +177,8 @@ async def _reap_all(store: ArtifactStore, keys: list[str]) -> Reaped:
 
 
 async def _reap_in_order(store: ArtifactStore, keys: list[str]) -> list[str]:
-    """Reap a completion's resources, the latest first; what those said that failed."""
-    found = await beside(lambda: [(key, _find(store, key)) for key in keys])
+    """Reap a completion's sandboxes, the latest first; what those said that failed."""
+    found = await to_thread(lambda: [(key, _find(store, key)) for key in keys])
     records = [(key, record) for key, record in found if record is not None]
     failures = []
     for key, record in sorted(records, key=lambda pair: pair[1].at, reverse=True):
@@ -192,16 +192,16 @@ async def _reap_in_order(store: ArtifactStore, keys: list[str]) -> list[str]:
 
 
 async def _reap(store: ArtifactStore, key: str) -> None:
-    record = await beside(_find, store, key)
+    record = await to_thread(_find, store, key)
     if record is None:
         return  # it has been reaped meanwhile
-    async with within(REAP_TIMEOUT):
+    async with user_timeout(REAP_TIMEOUT):
         result = await in_thread(lambda: call(record.reaper))
         if inspect.isawaitable(result):
             await result
-    await beside(store.delete, key)
+    await to_thread(store.delete, key)
 
 
-def _find(store: ArtifactStore, key: str) -> Registered | None:
+def _find(store: ArtifactStore, key: str) -> SandboxRecord | None:
     found = store.find_json(key)
-    return None if found is None else Registered.model_validate(found)
+    return None if found is None else SandboxRecord.model_validate(found)

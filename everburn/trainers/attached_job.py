@@ -9,7 +9,7 @@ import asyncio
 from typing import Protocol
 
 from everburn.config import RunConfig
-from everburn.records.provisioning import ResourceRecord
+from everburn.records.provisioning import ProvisioningRecord
 from everburn.records.store import ArtifactStore
 from everburn.trainers.backends import api_key, api_root
 from everburn.trainers.hotload import Hotloader
@@ -31,12 +31,12 @@ class Scorer(Protocol):
 
 
 def starts_from_job_state(
-    store: ArtifactStore, config: RunConfig, resources: ResourceRecord
+    store: ArtifactStore, config: RunConfig, record: ProvisioningRecord
 ) -> bool:
     """Whether a lease trains on the present state of another's job. Once the run has a checkpoint,
     each lease loads one."""
     return not (
-        resources.own_job
+        record.own_job
         or config.lora_rank
         or config.init_from_checkpoint is not None
         or store.keys("checkpoints")

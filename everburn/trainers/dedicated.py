@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from everburn.config import RunConfig
 from everburn.records.ids import RunRef
 from everburn.records.ledger import AdamParams
-from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.provisioning import ProvisioningRecord, find_provisioning
 from everburn.records.store import ArtifactStore, StoreError, when_there_is_space
 from everburn.trainers.attached_job import (
     require_base_model,
@@ -80,11 +80,11 @@ class DedicatedTrainer(ServerlessTrainer):
         service: "FiretitanServiceClient",
         client: "FiretitanTrainingClient",
         config: RunConfig,
-        resources: ResourceRecord,
+        record: ProvisioningRecord,
     ) -> None:
         super().__init__(service, client, config)
-        self._job = resources.job_id
-        self._hotloader = Hotloader(config, resources.deployment_id)
+        self._job = record.job_id
+        self._hotloader = Hotloader(config, record.deployment_id)
         self._handle: str | None = None
         self._served: str | None = None
         """Identity of the snapshot that the deployment must serve."""
@@ -105,25 +105,25 @@ class DedicatedTrainer(ServerlessTrainer):
             StoreError
         """
         store = ArtifactStore.of(run)
-        resources = await asyncio.to_thread(find_resources, store)
-        if resources is None:
+        record = await asyncio.to_thread(find_provisioning, store)
+        if record is None:
             raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
-        opening = asyncio.to_thread(cls._open_for, store, config, lease_epoch, resources)
+        opening = asyncio.to_thread(cls._open_for, store, config, lease_epoch, record)
         try:
             trainer = await wait_for_session(opening, OPEN_TIMEOUT)
         except TimeoutError:
             raise TrainerUnavailableError(
-                f"no session on trainer job {resources.job_id} within {OPEN_TIMEOUT:g} s"
+                f"no session on trainer job {record.job_id} within {OPEN_TIMEOUT:g} s"
             ) from None
         holder = Holder(
             lease_epoch=lease_epoch,
-            job_id=resources.job_id,
+            job_id=record.job_id,
             model_id=str(trainer._client.model_id),
         )
         try:
             await when_there_is_space(record_holder, store, holder)
-            if await asyncio.to_thread(starts_from_job_state, store, config, resources):
-                await require_base_model(trainer, trainer._hotloader, config, resources.job_id)
+            if await asyncio.to_thread(starts_from_job_state, store, config, record):
+                await require_base_model(trainer, trainer._hotloader, config, record.job_id)
                 await trainer._drop_gradients()
         except (Exception, asyncio.CancelledError) as error:
             await trainer.close()
@@ -135,10 +135,10 @@ class DedicatedTrainer(ServerlessTrainer):
 
     @classmethod
     def _open_for(
-        cls, store: ArtifactStore, config: RunConfig, lease_epoch: int, resources: ResourceRecord
+        cls, store: ArtifactStore, config: RunConfig, lease_epoch: int, record: ProvisioningRecord
     ) -> "DedicatedTrainer":
-        service, client = cls._connect(store, config, resources, lease_epoch)
-        trainer = cls(service, client, config, resources)
+        service, client = cls._connect(store, config, record, lease_epoch)
+        trainer = cls(service, client, config, record)
         try:
             check_capabilities(config, client)
         except TrainerUnfitError:
@@ -148,24 +148,24 @@ class DedicatedTrainer(ServerlessTrainer):
 
     @classmethod
     def _connect(
-        cls, store: ArtifactStore, config: RunConfig, resources: ResourceRecord, lease_epoch: int
+        cls, store: ArtifactStore, config: RunConfig, record: ProvisioningRecord, lease_epoch: int
     ) -> "tuple[FiretitanServiceClient, FiretitanTrainingClient]":
         from fireworks.training.sdk import TrainerJobManager
 
         service = None
-        earlier = earlier_holders(store, resources.job_id, lease_epoch)
+        earlier = earlier_holders(store, record.job_id, lease_epoch)
         try:
             key = api_key(config)
-            if not earlier and starts_from_job_state(store, config, resources):
-                require_no_checkpoints(config, resources.job_id)
+            if not earlier and starts_from_job_state(store, config, record):
+                require_no_checkpoints(config, record.job_id)
             with TrainerJobManager(api_key=key, base_url=api_root(config)) as jobs:
                 # Short timeouts: the job was ready a moment ago.
                 endpoint = jobs.wait_for_ready(
-                    resources.job_id, poll_interval_s=0.1, timeout_s=5, pending_timeout_s=5
+                    record.job_id, poll_interval_s=0.1, timeout_s=5, pending_timeout_s=5
                 )
             service = open_service(endpoint.base_url, key)
             for holder in earlier:
-                _fence_out(service, holder, config, resources, store)
+                _fence_out(service, holder, config, record, store)
             client = service.create_training_client(
                 base_model=config.base_model,
                 lora_rank=config.lora_rank,
@@ -179,7 +179,7 @@ class DedicatedTrainer(ServerlessTrainer):
                 raise
             raise translated(
                 error,
-                f"no training session on trainer job {resources.job_id}",
+                f"no training session on trainer job {record.job_id}",
                 config.api_key_env,
                 opening=True,
             ) from error
@@ -211,7 +211,7 @@ class DedicatedTrainer(ServerlessTrainer):
             raise
 
     def _publish_timeout(self) -> float:
-        return super()._publish_timeout() + self._config.deployment_resource.hotload_timeout
+        return super()._publish_timeout() + self._config.deployment_provisioning.hotload_timeout
 
     def _publish(self, name: str) -> Snapshot:
         """Save, load onto the deployment, and wait until it is served. Full parameters are sent
@@ -224,7 +224,7 @@ class DedicatedTrainer(ServerlessTrainer):
                 saved = self._client.save_weights_for_sampler_ext(
                     name, checkpoint_type="delta" if delta else "base"
                 )
-            timeout = self._config.deployment_resource.hotload_timeout
+            timeout = self._config.deployment_provisioning.hotload_timeout
             self._hotloader.load(saved.snapshot_name, previous, timeout, self._abandoned.is_set)
             self._served = saved.snapshot_name
             if self._handle is None:
@@ -301,7 +301,7 @@ def _fence_out(
     service: "FiretitanServiceClient",
     holder: Holder,
     config: RunConfig,
-    resources: ResourceRecord,
+    record: ProvisioningRecord,
     store: ArtifactStore,
 ) -> None:
     """Unload an earlier holder's model, so that it can't change what is trained from now on.
@@ -332,8 +332,8 @@ def _fence_out(
             if isinstance(error, TimeoutError):
                 reason = TrainerCapacityError(f"{problem}: it is still finishing an operation")
             raise reason from error
-        if resources.own_job:
-            _delete_job(config, resources.job_id, reason)
+        if record.own_job:
+            _delete_job(config, record.job_id, reason)
         raise TrainerUnavailableError(str(reason)) from error
 
 

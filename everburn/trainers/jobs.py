@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from everburn.config import RunConfig
 from everburn.records.ids import RunRef
 from everburn.records.provisioning import (
-    ResourceRecord,
-    find_resources,
-    planned_resources,
-    put_resources,
+    ProvisioningRecord,
+    find_provisioning,
+    planned_provisioning,
+    put_provisioning,
 )
 from everburn.records.run_folder import run_owner
 from everburn.records.store import ArtifactStore, StoreError
@@ -50,7 +50,7 @@ class Readiness:
     resumed: bool = False
 
 
-class RunResources:
+class RunProvisioning:
     """The job and the deployment of one run."""
 
     def __init__(self, run: RunRef, config: RunConfig) -> None:
@@ -83,7 +83,7 @@ class RunResources:
             TrainerUnavailableError: some cleanup failed; says which, and what was done.
             StoreError: the record can't be read.
         """
-        record = find_resources(self._store)
+        record = find_provisioning(self._store)
         if record is None:
             return "nothing was created"
         done: list[str] = []
@@ -104,18 +104,20 @@ class RunResources:
             raise TrainerUnavailableError(text)
         return text
 
-    def _record(self) -> ResourceRecord:
-        record = find_resources(self._store)
+    def _record(self) -> ProvisioningRecord:
+        record = find_provisioning(self._store)
         if record is not None:
             return record
         chain = run_owner(self._store).chain
-        trainer, deployment = self._config.trainer_resource, self._config.deployment_resource
-        return put_resources(self._store, planned_resources(self._run, chain, trainer, deployment))
+        return put_provisioning(self._store, planned_provisioning(self._run, chain, self._config))
 
     def _advance(
-        self, jobs: "TrainerJobManager", deployments: "DeploymentManager", record: ResourceRecord
+        self,
+        jobs: "TrainerJobManager",
+        deployments: "DeploymentManager",
+        record: ProvisioningRecord,
     ) -> Readiness:
-        if self._config.deployment_resource.weight_sync_scope == "per_deployment":
+        if self._config.deployment_provisioning.weight_sync_scope == "per_deployment":
             # The job is created for the deployment's bucket, so the deployment comes first.
             deployment = self._advance_deployment(jobs, deployments, record, None)
             job = self._advance_job(jobs, record)
@@ -129,10 +131,10 @@ class RunResources:
 
     # The job
 
-    def _advance_job(self, jobs: "TrainerJobManager", record: ResourceRecord) -> Readiness:
+    def _advance_job(self, jobs: "TrainerJobManager", record: ProvisioningRecord) -> Readiness:
         job = jobs.try_get(record.job_id)
         if job is not None and job.get("state") in GONE and record.own_job:
-            record = put_resources(self._store, record.next_attempt())
+            record = put_provisioning(self._store, record.next_attempt())
             job = jobs.try_get(record.job_id)
         if job is None:
             return self._create_job(jobs, record)
@@ -155,7 +157,7 @@ class RunResources:
             return Readiness("starting", f"{name}: running, and not answering yet")
         return Readiness("ready")
 
-    def _create_job(self, jobs: "TrainerJobManager", record: ResourceRecord) -> Readiness:
+    def _create_job(self, jobs: "TrainerJobManager", record: ProvisioningRecord) -> Readiness:
         from fireworks.training.sdk import TrainerJobConfig
 
         if not record.own_job:
@@ -163,10 +165,10 @@ class RunResources:
                 f"there is no trainer job {record.job_id} in account {jobs.account_id}, to which "
                 "trainer.job_id attaches: set an existing job, or remove it"
             )
-        trainer = self._config.trainer_resource
+        trainer = self._config.trainer_provisioning
         training_shape = trainer.training_shape
         shape = jobs.resolve_training_profile(training_shape) if training_shape else None
-        per_deployment = self._config.deployment_resource.weight_sync_scope == "per_deployment"
+        per_deployment = self._config.deployment_provisioning.weight_sync_scope == "per_deployment"
         jobs.create(
             TrainerJobConfig(
                 base_model=self._config.base_model,
@@ -187,9 +189,9 @@ class RunResources:
         )
         return Readiness("starting", f"{_job(record)}: created")
 
-    def _clean_up_job(self, jobs: "TrainerJobManager", record: ResourceRecord) -> str:
+    def _clean_up_job(self, jobs: "TrainerJobManager", record: ProvisioningRecord) -> str:
         name = _job(record)
-        if not record.own_job or self._config.trainer_resource.cleanup == "keep":
+        if not record.own_job or self._config.trainer_provisioning.cleanup == "keep":
             return f"{name} is kept, and stops by itself when it is idle"
         job = jobs.try_get(record.job_id)
         if job is None or job.get("state") in GONE:
@@ -206,7 +208,7 @@ class RunResources:
         self,
         jobs: "TrainerJobManager",
         deployments: "DeploymentManager",
-        record: ResourceRecord,
+        record: ProvisioningRecord,
         trainer: str | None,
     ) -> Readiness:
         name = _deployment(record)
@@ -238,7 +240,7 @@ class RunResources:
         self,
         jobs: "TrainerJobManager",
         deployments: "DeploymentManager",
-        record: ResourceRecord,
+        record: ProvisioningRecord,
         trainer: str | None,
     ) -> "DeploymentInfo":
         from fireworks.training.sdk import DeploymentConfig
@@ -249,7 +251,7 @@ class RunResources:
                 f"{deployments.account_id}: set deployment.deployment_id to an existing one, or "
                 "remove it"
             )
-        settings = self._config.deployment_resource
+        settings = self._config.deployment_provisioning
         return deployments.create_or_get(
             DeploymentConfig(
                 deployment_id=record.deployment_id,
@@ -266,8 +268,8 @@ class RunResources:
         )
 
     def _deployment_shape(self, jobs: "TrainerJobManager") -> str | None:
-        shape = self._config.deployment_resource.shape
-        training = self._config.trainer_resource.training_shape
+        shape = self._config.deployment_provisioning.shape
+        training = self._config.trainer_provisioning.training_shape
         if shape is not None or training is None:
             return shape
         return jobs.resolve_training_profile(training).deployment_shape or None
@@ -276,21 +278,23 @@ class RunResources:
         changes: list[_Change] = []
         if trainer is not None and deployment.hot_load_trainer_job != trainer:
             changes.append(("hot_load_trainer_job", "hotLoadTrainerJob", trainer))
-        transition = (self._config.deployment_resource.transition_type or "").upper()
+        transition = (self._config.deployment_provisioning.transition_type or "").upper()
         if transition and (deployment.hot_load_transition_type or "ASYNC") != transition:
             changes.append(("hot_load_transition_type", "hotLoadTransitionType", transition))
         return changes
 
     def _replicas(self) -> "list[_Change]":
-        count = self._config.deployment_resource.replicas
+        count = self._config.deployment_provisioning.replicas
         return [
             ("min_replica_count", "minReplicaCount", count),
             ("max_replica_count", "maxReplicaCount", count),
         ]
 
-    def _clean_up_deployment(self, deployments: "DeploymentManager", record: ResourceRecord) -> str:
+    def _clean_up_deployment(
+        self, deployments: "DeploymentManager", record: ProvisioningRecord
+    ) -> str:
         name = _deployment(record)
-        cleanup = self._config.deployment_resource.cleanup
+        cleanup = self._config.deployment_provisioning.cleanup
         if not record.own_deployment or cleanup == "keep":
             return f"{name} is kept, and costs as long as it has replicas"
         deployment = deployments.get(record.deployment_id)
@@ -353,11 +357,11 @@ def _translated(operation: str, config: RunConfig) -> Iterator[None]:
         raise translated(error, operation, config.api_key_env, opening=True) from error
 
 
-def _job(record: ResourceRecord) -> str:
+def _job(record: ProvisioningRecord) -> str:
     return f"trainer job {record.job_id}"
 
 
-def _deployment(record: ResourceRecord) -> str:
+def _deployment(record: ProvisioningRecord) -> str:
     return f"deployment {record.deployment_id}"
 
 

@@ -18,7 +18,7 @@ class SelfCancelledError(RuntimeError):
 
 
 @asynccontextmanager
-async def within(seconds: float | None, limit: str = "") -> AsyncIterator[None]:
+async def user_timeout(seconds: float | None, limit: str = "") -> AsyncIterator[None]:
     """Cancel the block once it has taken so many seconds; None lets it take its time. limit: what
     they are called where a person sets them.
 
@@ -46,7 +46,7 @@ async def within(seconds: float | None, limit: str = "") -> AsyncIterator[None]:
         raise TimeoutError(f"not finished within {given}") from error
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await it, and don't leave it before it has ended: a caller that is cancelled meanwhile, once
     or more, is so afterwards."""
     task = asyncio.create_task(work)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _OWN = ThreadPoolExecutor(32, "everburn")
 
 
-async def beside(function: Callable[..., T], *arguments: Any) -> T:
+async def to_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run blocking code of Everburn's own, as a store access, on threads that no user code gets.
 
     Not by asyncio.to_thread, whose few threads are user code's, too: what hangs there keeps its

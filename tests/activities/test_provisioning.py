@@ -11,7 +11,7 @@ from temporalio.testing import ActivityEnvironment
 from activities import provisioning
 from activities.provisioning import ProvisioningActivities
 from everburn.records.ids import RunRef
-from everburn.records.provisioning import RECORD_KEY, find_resources
+from everburn.records.provisioning import RECORD_KEY, find_provisioning
 from everburn.records.run_folder import CONFIG_KEY
 from everburn.records.store import ArtifactStore
 from support.emulator import RunningEmulator
@@ -30,7 +30,7 @@ async def activities(monkeypatch: pytest.MonkeyPatch) -> ProvisioningActivities:
     return ProvisioningActivities(await Client.connect("127.0.0.1:1", lazy=True))
 
 
-@pytest.mark.parametrize("activity", ["advance_resources", "clean_up_resources"])
+@pytest.mark.parametrize("activity", ["advance_provisioning", "clean_up_provisioning"])
 @pytest.mark.parametrize(
     ("corrupt", "kind", "final"),
     [(False, "StoreError", False), (True, "CorruptArtifactError", True)],
@@ -60,7 +60,7 @@ async def test_a_store_that_fails_is_not_taken_for_the_control_plane(
     with pytest.raises(
         ApplicationError, match=r"^StoreError: can't read .*Is a directory"
     ) as caught:
-        await ActivityEnvironment().run(activities.advance_resources, place.run)
+        await ActivityEnvironment().run(activities.advance_provisioning, place.run)
     assert (caught.value.type, caught.value.non_retryable) == ("StoreError", False)
 
 
@@ -75,7 +75,7 @@ async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
     """Its former life was terminated, and that life's lease asks for it, late."""
     place = Place(emulator, tmp_path)
     place.make_ready()
-    record = find_resources(place.store)
+    record = find_provisioning(place.store)
     assert record is not None
 
     async def is_open(client: Client, workflow_id: str) -> bool:
@@ -83,13 +83,13 @@ async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
         return resumed
 
     monkeypatch.setattr(provisioning, "is_open", is_open)
-    said = await ActivityEnvironment().run(activities.clean_up_resources, place.run, True)
+    said = await ActivityEnvironment().run(activities.clean_up_provisioning, place.run, True)
     state = emulator.admin("GET", "state")
     assert (record.deployment_id in state["deployments"]) == resumed
     assert (state["jobs"][record.job_id] == "JOB_STATE_RUNNING") == resumed
     assert (said == "the run goes on") == resumed
     # The run itself is open when it asks for it, at its end.
-    await ActivityEnvironment().run(activities.clean_up_resources, place.run)
+    await ActivityEnvironment().run(activities.clean_up_provisioning, place.run)
     assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_DELETED"
 
 
@@ -102,7 +102,7 @@ async def test_nothing_is_given_back_while_the_server_cannot_tell_whether_the_ru
     """It is asked again."""
     place = Place(emulator, tmp_path)
     place.make_ready()
-    record = find_resources(place.store)
+    record = find_provisioning(place.store)
     assert record is not None
 
     async def is_open(client: Client, workflow_id: str) -> bool:
@@ -110,9 +110,9 @@ async def test_nothing_is_given_back_while_the_server_cannot_tell_whether_the_ru
 
     monkeypatch.setattr(provisioning, "is_open", is_open)
     with pytest.raises(RPCError):
-        await ActivityEnvironment().run(activities.clean_up_resources, place.run, True)
+        await ActivityEnvironment().run(activities.clean_up_provisioning, place.run, True)
     assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_RUNNING"
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 async def test_a_full_disk_is_waited_for(
@@ -124,7 +124,7 @@ async def test_a_full_disk_is_waited_for(
     place = Place(emulator, tmp_path)
     disk = FullDisk(RECORD_KEY, times=10)
     disk.install(monkeypatch)
-    ready = await ActivityEnvironment().run(activities.advance_resources, place.run)
+    ready = await ActivityEnvironment().run(activities.advance_provisioning, place.run)
     assert ready.stage != "unwanted"
     assert disk.refused == 10
-    assert find_resources(place.store) is not None
+    assert find_provisioning(place.store) is not None

@@ -20,7 +20,7 @@ from everburn import RecoverableRolloutError
 from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.failures import SnapshotGoneError
-from everburn.rollouts.sandboxes import Resources, registered
+from everburn.rollouts.sandboxes import Sandboxes, sandbox_keys
 from support.script import Draw, spread
 from support.scripted_run import scripted_run
 from support.threads import hanging
@@ -128,7 +128,7 @@ async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_other(
 
     async def play(draw: Draw) -> float:
         user_code.take_all()
-        await Resources(ArtifactStore.of(run)).register("builtins:dict")
+        await Sandboxes(ArtifactStore.of(run)).register("builtins:dict")
         return 1.0
 
     run = scripted_run(tmp_path, play, dataset=str(tmp_path / "rows.jsonl"))
@@ -157,7 +157,7 @@ async def test_a_worker_that_ends_leaves_nothing_of_the_rollouts_that_it_cuts_of
     reaping.clear(), reaped.clear()
 
     async def play(draw: Draw) -> float:
-        await Resources(ArtifactStore.of(run)).register(f"{__name__}:reap_slowly")
+        await Sandboxes(ArtifactStore.of(run)).register(f"{__name__}:reap_slowly")
         begun.open()
         if not late:
             await asyncio.Event().wait()
@@ -173,7 +173,7 @@ async def test_a_worker_that_ends_leaves_nothing_of_the_rollouts_that_it_cuts_of
     worker.activities.close()
     assert await asyncio.to_thread(worker.activities.join, 10)
     assert reaped.is_set()
-    assert registered(ArtifactStore.of(run)) == []
+    assert sandbox_keys(ArtifactStore.of(run)) == []
 
 
 async def test_a_store_that_fails_is_told_as_such_and_a_corrupt_file_by_its_name(

@@ -23,7 +23,7 @@ from everburn.emulator.models.base_model import TINY
 from everburn.emulator.training.checkpoints import weights_digest
 from everburn.records.checkpoints import find_checkpoint
 from everburn.records.ids import RunRef
-from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.provisioning import ProvisioningRecord, find_provisioning
 from everburn.records.run_folder import stored_config
 from everburn.records.verification import Verified, verify
 from everburn.trainers.backends import EMULATOR_URL_ENV, on_shared_emulator
@@ -58,8 +58,8 @@ class Run(StartedRun):
         return [float(entry.metrics["rollout/raw_reward"]) for entry in self.ledger]
 
     @property
-    def resources(self) -> ResourceRecord:
-        found = find_resources(self.store)
+    def provisioned(self) -> ProvisioningRecord:
+        found = find_provisioning(self.store)
         assert found is not None
         return found
 

@@ -34,8 +34,8 @@ async def nothing_is_left(run: Run) -> None:
     state = run.service.state
     assert [s for s in state["sessions"].values() if s["models"]] == []
     if stored_config(run.ref).dedicated:
-        assert state["jobs"][run.resources.job_id] == "JOB_STATE_DELETED"
-        assert run.resources.deployment_id not in state["deployments"]
+        assert state["jobs"][run.provisioned.job_id] == "JOB_STATE_DELETED"
+        assert run.provisioned.deployment_id not in state["deployments"]
 
 
 async def test_training_improves(service: Service, tmp_path: Path, backend: dict[str, Any]) -> None:

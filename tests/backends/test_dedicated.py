@@ -46,8 +46,8 @@ async def gone(run: Run) -> None:
 
     def nothing() -> bool:
         state = run.service.state
-        deleted = state["jobs"].get(run.resources.job_id) == "JOB_STATE_DELETED"
-        return deleted and run.resources.deployment_id not in state["deployments"]
+        deleted = state["jobs"].get(run.provisioned.job_id) == "JOB_STATE_DELETED"
+        return deleted and run.provisioned.deployment_id not in state["deployments"]
 
     await until(nothing, lambda: run.service.state, 60)
 
@@ -59,7 +59,7 @@ async def test_a_run_waits_for_capacity_and_says_so(service: Service, tmp_path: 
     service.admin("capacity", available=False)
     run = await service.start(tmp_path, **LORA)
     waiting = await run.until_waiting_for("pending, for lack of capacity")
-    assert run.resources.job_id in waiting.waiting_for
+    assert run.provisioned.job_id in waiting.waiting_for
     assert (await run.status()).lease_epoch == 1
     service.admin("capacity", available=True)
     assert (await run.result()).steps == 2
@@ -69,7 +69,7 @@ async def test_a_run_that_finds_no_capacity_in_time_fails(service: Service, tmp_
     service.admin("capacity", available=False)
     run = await service.start(tmp_path, trainer={"pending_timeout": 0.5}, **LORA)
     failure = await run.failure()
-    assert failure.type == "NoResources"
+    assert failure.type == "NotProvisioned"
     assert "pending, for lack of capacity" in failure.message
     await gone(run)
 
@@ -89,7 +89,7 @@ async def test_a_job_to_attach_to_must_exist(service: Service, tmp_path: Path) -
     run = await service.start(tmp_path, trainer={"job_id": "nowhere"}, **LORA)
     failure = await run.failure()
     assert "there is no trainer job nowhere in account everburn" in failure.message
-    assert run.resources.deployment_id not in service.state["deployments"]
+    assert run.provisioned.deployment_id not in service.state["deployments"]
 
 
 # Keeping alive
@@ -171,7 +171,7 @@ async def test_a_key_that_is_refused_in_a_recovery_fails_the_run(
 ) -> None:
     run = await service.start(tmp_path, **LORA | {"rows": 16})
     await run.until_step(1)
-    service.emulator.plan_fault(run.resources.job_id, "status", status=401)
+    service.emulator.plan_fault(run.provisioned.job_id, "status", status=401)
     service.emulator.plan_fault("optim_step", "status", status=410)
     failure = await run.failure()
     assert failure.type == "KeyRefusedError"
@@ -185,7 +185,7 @@ async def test_a_key_that_is_refused_in_a_recovery_can_be_mended_while_the_run_h
 ) -> None:
     run = await service.start(tmp_path, on_fatal="hold", **LORA | {"rows": 6})
     await run.until_step(1)
-    service.emulator.plan_fault(run.resources.job_id, "status", status=403)
+    service.emulator.plan_fault(run.provisioned.job_id, "status", status=403)
     service.emulator.plan_fault("optim_step", "status", status=410)
     held = await run.until_waiting_for("resume, skip_row or stop")
     assert "FIREWORKS_API_KEY lacks the permission" in (held.error or "")
@@ -233,7 +233,7 @@ async def test_what_the_run_did_not_make_is_kept(service: Service, tmp_path: Pat
     assert (await run.result()).steps == 2
     state = service.state
     assert state["jobs"]["ours"] == "JOB_STATE_RUNNING"
-    assert state["deployments"][run.resources.deployment_id] == {"replicas": []}
+    assert state["deployments"][run.provisioned.deployment_id] == {"replicas": []}
 
 
 async def test_a_run_that_is_cancelled_or_terminated_leaves_nothing(
@@ -257,7 +257,7 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     look = provisioning.is_open
 
     async def look_late(client: Client, workflow_id: str) -> bool:
-        if activity.info().activity_type == "clean_up_resources":
+        if activity.info().activity_type == "clean_up_provisioning":
             asked.set()
             await late.passed()
         return await look(client, workflow_id)
@@ -265,7 +265,7 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     monkeypatch.setattr(provisioning, "is_open", look_late)
     run = await service.start(tmp_path, **LORA | {"rows": 40})
     await run.until_step(1)
-    job = run.resources.job_id
+    job = run.provisioned.job_id
     await run.handle.terminate()
     await until(asked.is_set)
     config = stored_config(run.ref)
@@ -277,7 +277,7 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     assert service.state["jobs"][job] == "JOB_STATE_RUNNING"
     await again.handle.signal("stop")
     await again.result()
-    assert again.resources.job_id == job
+    assert again.provisioned.job_id == job
     await gone(again)
 
 
@@ -325,11 +325,11 @@ async def test_a_run_starts_from_a_checkpoint_of_another_job(
 ) -> None:
     first = await service.start(tmp_path, trainer={"cleanup": "keep"}, **fields)
     assert (await first.result()).steps == 2
-    origin = f"cross_job://{first.resources.job_id}/state-2"
+    origin = f"cross_job://{first.provisioned.job_id}/state-2"
 
     second = await service.start(tmp_path, init_from_checkpoint=origin, **fields)
     assert (await second.result()).steps == 2
-    assert second.resources.job_id != first.resources.job_id
+    assert second.provisioned.job_id != first.provisioned.job_id
     assert second.state_at(0) == first.state_at(2)
     assert (await second.verified()).steps == 2
     await gone(second)
@@ -399,7 +399,7 @@ async def test_a_snapshot_put_in_the_place_of_the_runs_is_noticed(
 
     await until(quiet, lambda: "the run doesn't come to rest", 60)
     with deployments(service) as manager:
-        manager.hotload(run.resources.deployment_id, TINY, first.snapshot)
+        manager.hotload(run.provisioned.deployment_id, TINY, first.snapshot)
 
     async def replaced() -> bool:
         return (await run.status()).lease_epoch >= 2
@@ -485,7 +485,7 @@ async def test_a_run_does_not_begin_where_an_earlier_one_has_trained(
     )
     assert "Give init_from_checkpoint" in failure.message
     assert second.store.keys("checkpoints") == []
-    assert second.resources.deployment_id not in service.state["deployments"]
+    assert second.provisioned.deployment_id not in service.state["deployments"]
 
     start = find_checkpoint(first.store, 0)
     assert start is not None

@@ -7,7 +7,7 @@ then on it is called `<name>.hit`.
 
 A point is `before CALL` or `after CALL`. Calls: of the trainer session, `open`, `forward_backward`,
 `optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`, `promote ID`, `probe`;
-of recovery, `replay STEP`; of a dedicated run's resources, `advance`, `clean_up` and `hotload
+of recovery, `replay STEP`; of a dedicated run's provisioning, `advance`, `clean_up` and `hotload
 NAME`; of the store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new` and `amend
 INDEX`, an evaluation's addition to the metrics; of the emulator, `serve OPERATION` and `serve
 checkpoint NAME`. Planned points are patterns, as in a shell.
@@ -138,7 +138,7 @@ def install_for_trainer() -> None:
     from everburn.records import replay
     from everburn.trainers.dedicated import DedicatedTrainer
     from everburn.trainers.hotload import Hotloader
-    from everburn.trainers.jobs import RunResources
+    from everburn.trainers.jobs import RunProvisioning
     from everburn.trainers.serverless import ServerlessTrainer
 
     replay.replay_step = _wrapped(replay.replay_step, points, lambda s, t, e: f"replay {e.step}")
@@ -152,7 +152,7 @@ def install_for_trainer() -> None:
         _wrap(ServerlessTrainer, name, points, _with_argument(name))
     _wrap(ServerlessTrainer, "promote", points, lambda self, *order, **named: f"promote {order[1]}")
     for name in ("advance", "clean_up"):
-        _wrap(RunResources, name, points, _constant(name))
+        _wrap(RunProvisioning, name, points, _constant(name))
     _wrap(Hotloader, "load", points, lambda self, identity, *rest: f"hotload {identity}")
     _note_holders(Path(os.environ[FOLDER]))
 

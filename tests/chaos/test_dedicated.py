@@ -103,7 +103,7 @@ async def test_the_trainer_dies_over_the_cleanup(chaos: Chaos, moment: str) -> N
 @pytest.mark.parametrize(
     "call", ["create_job", "create_deployment", "hotload", "delete_deployment", "delete_job"]
 )
-async def test_the_service_dies_over_the_runs_resources(
+async def test_the_service_dies_over_what_the_run_rents(
     chaos: Chaos, call: str, moment: str
 ) -> None:
     """It keeps what it had written of jobs and deployments."""

@@ -19,7 +19,7 @@ from everburn.records.ledger import read_ledger
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.contract import RolloutRun
 from everburn.rollouts.runner import RolloutRunner
-from everburn.rollouts.sandboxes import registered
+from everburn.rollouts.sandboxes import sandbox_keys
 from everburn.rollouts.task import prepare_task
 from support.agents import a_run
 from support.command_line import ROOT, Everburn, free_ports
@@ -169,7 +169,7 @@ async def completions(
         for completion in range(count):
             await runner.complete(key, completion, 0)
         if name == "sandbox_task":
-            assert list((folder / "sandboxes").iterdir()) == [] == registered(store)
+            assert list((folder / "sandboxes").iterdir()) == [] == sandbox_keys(store)
         return [read_rollout(store, rollout_key(key, index)) for index in range(count)]
 
 

@@ -14,7 +14,7 @@ from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
 from everburn.records.store import ArtifactStore
-from everburn.rollouts.sandboxes import Resources
+from everburn.rollouts.sandboxes import Sandboxes
 from everburn.usercode.entrypoints import EntrypointError
 from support.hud_runs import ENV, Runs, a_task
 
@@ -22,8 +22,8 @@ FACTORY = "examples.arithmetic.hud_environment:environment"
 
 
 @pytest.fixture
-def resources(tmp_path: Path) -> Resources:
-    return Resources(ArtifactStore(str(tmp_path)))
+def sandboxes(tmp_path: Path) -> Sandboxes:
+    return Sandboxes(ArtifactStore(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,23 @@ def resources(tmp_path: Path) -> Resources:
     ],
 )
 def test_an_invalid_placement_is_refused(
-    resources: Resources, where: dict[str, Any], complaint: str
+    sandboxes: Sandboxes, where: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(PlacementError, match=complaint):
-        place(resources, **where)
+        place(sandboxes, **where)
 
 
-def test_a_function_that_does_not_exist_is_refused(resources: Resources) -> None:
+def test_a_function_that_does_not_exist_is_refused(sandboxes: Sandboxes) -> None:
     with pytest.raises(EntrypointError, match="nothing_here"):
-        place(resources, environment="examples.arithmetic.hud_environment:nothing_here")
+        place(sandboxes, environment="examples.arithmetic.hud_environment:nothing_here")
 
 
-def test_the_platform_needs_a_key(resources: Resources) -> None:
+def test_the_platform_needs_a_key(sandboxes: Sandboxes) -> None:
     with pytest.raises(
         HudKeyMissingError,
         match=f"a hosted environment needs a key of the HUD platform: set {HUD_KEY_ENV}",
     ):
-        place(resources, hosted=True)
+        place(sandboxes, hosted=True)
 
 
 async def test_a_hosted_environment_is_requested_with_the_task(

@@ -20,7 +20,7 @@ from everburn.records.ids import GroupKey
 from everburn.records.keys import rollout_key
 from everburn.rollouts.contract import RolloutRun, RolloutSetup
 from everburn.rollouts.runner import RolloutRunner
-from everburn.rollouts.sandboxes import registered
+from everburn.rollouts.sandboxes import sandbox_keys
 from support.agents import complete_elsewhere
 from support.hud_runs import COUNTING, Runs, a_task
 from support.sandboxes import inside
@@ -61,7 +61,7 @@ async def test_a_completion_in_a_process_of_its_own(runs: Runs, source: Path) ->
     )
     run = await complete(runner)
     assert run.info["got"] == len(set(run.answer or ""))
-    assert list(inside(source.parent)) == [] == registered(runner.store)
+    assert list(inside(source.parent)) == [] == sandbox_keys(runner.store)
 
 
 class Doomed(PolicyAgent):
@@ -97,7 +97,7 @@ async def test_the_next_attempt_ends_the_processes_of_a_killed_worker(
     assert len(list(inside(source.parent))) == 2
 
     await complete(runner)
-    assert list(inside(source.parent)) == [] == registered(runner.store)
+    assert list(inside(source.parent)) == [] == sandbox_keys(runner.store)
 
 
 async def test_an_environment_that_does_not_start_fails_with_its_output(
@@ -109,7 +109,7 @@ async def test_an_environment_that_does_not_start_fails_with_its_output(
     )
     with pytest.raises(HudRunFailedError, match=r"(?s)ended before it served.*no license here"):
         await complete(runner)
-    assert registered(runner.store) == []
+    assert sandbox_keys(runner.store) == []
 
 
 @pytest.mark.parametrize("key", [None, "sk-of-the-worker"])

@@ -21,12 +21,12 @@ from fireworks.training.sdk import FiretitanServiceClient, TrainerJobManager
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.models.base_model import TINY
 from everburn.records.ids import RunRef
-from everburn.records.provisioning import find_resources
+from everburn.records.provisioning import find_provisioning
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
 from everburn.trainers.backends import EMULATOR_KEY, api_key, api_root
 from everburn.trainers.dedicated import DedicatedTrainer
-from everburn.trainers.jobs import RunResources
+from everburn.trainers.jobs import RunProvisioning
 from everburn.trainers.probe import check_served
 from everburn.trainers.protocol import TrainerError, TrainerUnavailableError
 from everburn.trainers.serverless import ServerlessTrainer
@@ -56,7 +56,7 @@ class Place:
 
     @property
     def job_id(self) -> str:
-        record = find_resources(ArtifactStore.of(self.run))
+        record = find_provisioning(ArtifactStore.of(self.run))
         assert record is not None
         return record.job_id
 
@@ -69,14 +69,14 @@ class Place:
 
     def make_ready(self) -> None:
         deadline = time.monotonic() + READY_PATIENCE
-        while (found := RunResources(self.run, self.config).advance()).stage != "ready":
+        while (found := RunProvisioning(self.run, self.config).advance()).stage != "ready":
             assert time.monotonic() < deadline, found.text
             time.sleep(0.1 if self.emulator else 10)
 
     def give_back(self) -> None:
         for attempt in range(5):
             with contextlib.suppress(TrainerUnavailableError):
-                RunResources(self.run, self.config).clean_up()
+                RunProvisioning(self.run, self.config).clean_up()
                 return
             time.sleep(10 * (attempt + 1))
         pytest.fail(f"job and deployment {self.job_id} are left: delete them by hand")

@@ -1,4 +1,4 @@
-"""The resources of dedicated training: what a configuration may ask for, and their ids."""
+"""Provisioning of dedicated training: what a configuration may ask for, and the ids."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from everburn.config import ConfigError, parse_config
-from everburn.config.provisioning import DeploymentResource, TrainerResource
 from everburn.records.ids import RunRef
 from everburn.records.provisioning import (
-    find_resources,
-    planned_resources,
-    put_resources,
-    resource_name,
+    find_provisioning,
+    planned_provisioning,
+    provisioned_name,
+    put_provisioning,
 )
 from everburn.records.store import ArtifactStore
 
@@ -42,9 +41,9 @@ def test_what_a_dedicated_run_asks_for() -> None:
     )
     assert config.dedicated
     assert not config.local
-    assert config.trainer_resource.region == "EU_1"
-    assert config.trainer_resource.pending_timeout == 48 * 3600
-    assert config.deployment_resource.replicas == 3
+    assert config.trainer_provisioning.region == "EU_1"
+    assert config.trainer_provisioning.pending_timeout == 48 * 3600
+    assert config.deployment_provisioning.replicas == 3
     assert parse_config(config.model_dump(mode="json")) == config
 
 
@@ -52,7 +51,7 @@ def test_locally_nothing_need_be_said() -> None:
     config = parse_config(LOCAL)
     assert config.local
     assert (config.trainer, config.deployment) == (None, None)
-    assert config.deployment_resource.cleanup == "delete"
+    assert config.deployment_provisioning.cleanup == "delete"
 
 
 @pytest.mark.parametrize("name", ["trainer", "deployment"])
@@ -133,24 +132,23 @@ def test_what_is_merged_is_an_adapter_that_becomes_a_model(
 
 def test_ids_name_their_run_and_no_other() -> None:
     run = RunRef(store="runs", id="Arithmetic_2026.11-a-very-long-name-that-goes-on-and-on")
-    first, second = resource_name(run, "chain-1"), resource_name(run, "chain-2")
+    first, second = provisioned_name(run, "chain-1"), provisioned_name(run, "chain-2")
     assert first != second
-    assert first == resource_name(run, "chain-1")
+    assert first == provisioned_name(run, "chain-1")
     assert first.startswith("eb-arithmetic-2026-11-a-very-long-name")
     assert len(f"{first}-99") <= 63
-    assert resource_name(RunRef(store="runs", id="___"), "chain").startswith("eb-")
+    assert provisioned_name(RunRef(store="runs", id="___"), "chain").startswith("eb-")
 
 
 def test_a_record_survives_and_counts_the_jobs_of_a_run(tmp_path: Path) -> None:
     run = RunRef(store=str(tmp_path), id="run")
     store = ArtifactStore.of(run)
-    assert find_resources(store) is None
-    planned = planned_resources(
-        run, "chain", TrainerResource(), DeploymentResource(deployment_id="mine")
-    )
-    put_resources(store, planned)
-    again = put_resources(store, planned.next_attempt())
-    assert find_resources(store) == again
+    assert find_provisioning(store) is None
+    config = parse_config(LOCAL | {"deployment": {"deployment_id": "mine"}})
+    planned = planned_provisioning(run, "chain", config)
+    put_provisioning(store, planned)
+    again = put_provisioning(store, planned.next_attempt())
+    assert find_provisioning(store) == again
     assert again.job_id == f"{planned.job_id}-2"
     assert (again.own_job, again.own_deployment) == (True, False)
     assert again.deployment_id == "mine"

@@ -34,7 +34,7 @@ async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its
     scandir = os.scandir
 
     def refuse(path: Any) -> Any:
-        if str(path).endswith("/resources"):
+        if str(path).endswith("/sandboxes"):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return scandir(path)
 
@@ -44,7 +44,7 @@ async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its
 
     run = scripted_run(tmp_path, play)
     store = ArtifactStore.of(run)
-    store.put("resources/of-another", b"")
+    store.put("sandboxes/of-another", b"")
     assert (await complete(run)).status == "succeeded"
     _, rollout = read_rollout(store, rollout_key(ROW, 0))
     assert rollout.segments[0].reward == 0.5

@@ -14,16 +14,16 @@ from everburn.records.ids import GroupKey, RunRef
 from everburn.records.keys import completion_name
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore, StoreError
-from everburn.rollouts import sandboxes as resources_module
+from everburn.rollouts import sandboxes as sandboxes_module
 from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.sampling import CompletionScope, current_scope
 from everburn.rollouts.sandboxes import (
-    Resource,
-    Resources,
+    Sandbox,
+    Sandboxes,
     SupersededError,
     reap,
     reap_at_end,
-    registered,
+    sandbox_keys,
 )
 from everburn.usercode.entrypoints import EntrypointError
 from support.agents import a_config, a_folder, complete, complete_elsewhere
@@ -46,7 +46,7 @@ def a_run(folder: Path, how: str, **fields: Any) -> RunRef:
 def check_nothing_is_left(folder: Path, run: RunRef, made: int = 1) -> None:
     assert len(made_by(folder / "sandboxes")) == made
     assert left(folder / "sandboxes") == (0, 0)
-    assert registered(ArtifactStore.of(run)) == []
+    assert sandbox_keys(ArtifactStore.of(run)) == []
 
 
 @pytest.mark.parametrize("how", ["succeed", "drop"])
@@ -71,7 +71,7 @@ async def test_a_completion_outlasts_a_store_that_cant_say_what_it_has_made(
     look, asked = ArtifactStore.exists, []
 
     def look_unless_first(store: ArtifactStore, key: str) -> bool:
-        if key.startswith("resources/"):
+        if key.startswith("sandboxes/"):
             asked.append(key)
             if len(asked) == 1:
                 raise StoreError(f"can't look for {key}: Input/output error")
@@ -156,7 +156,7 @@ async def test_an_attempt_that_begins_late_reaps_nothing_of_a_later_one(tmp_path
     check_nothing_is_left(tmp_path, run, made=2)
 
 
-async def test_an_attempt_whose_resources_another_has_reaped_comes_to_nothing(
+async def test_an_attempt_whose_sandboxes_another_has_reaped_comes_to_nothing(
     tmp_path: Path,
 ) -> None:
     run = a_run(tmp_path, "wait")
@@ -178,13 +178,13 @@ async def test_a_run_that_is_no_more_is_cleaned_up_by_hand(tmp_path: Path) -> No
 
     done = await asyncio.to_thread(everburn, "reap", run.id, "--ended")
     assert done.returncode == 0, done.stderr
-    assert "run agents: 1 resources reaped, 0 left" in done.stdout
-    assert not left_behind.exists() and registered(store) == []
+    assert "run agents: 1 sandboxes reaped, 0 left" in done.stdout
+    assert not left_behind.exists() and sandbox_keys(store) == []
 
     await in_a_completion(store, name, "shutil:rmtree", path=str(left_behind))
     done = await asyncio.to_thread(everburn, "reap", run.id, "--ended")
     assert done.returncode == 1
-    assert "0 resources reaped, 1 left" in done.stdout and "FileNotFoundError" in done.stdout
+    assert "0 sandboxes reaped, 1 left" in done.stdout and "FileNotFoundError" in done.stdout
 
 
 async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
@@ -210,11 +210,11 @@ async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
 
 async def in_a_completion(
     store: ArtifactStore, name: str, reaper: str, **arguments: Any
-) -> Resource:
+) -> Sandbox:
     """Register for the completion of a name."""
     context = copy_context()
     context.run(current_scope.set, CompletionScope(f"completion {name}", 0, name=name))
-    registering = Resources(store).register(reaper, **arguments)
+    registering = Sandboxes(store).register(reaper, **arguments)
     return await asyncio.get_running_loop().create_task(registering, context=context)
 
 
@@ -225,12 +225,12 @@ async def test_a_name_is_reaped_and_those_below_it_and_no_others(tmp_path: Path)
 
     assert (await reap(store, "row-000001.0.completion-1")).count == 1
     assert (await reap(store, "row-000001.0")).count == 1
-    assert [key.split("/")[1][:14] for key in registered(store)] == ["row-000001.1.x"]
+    assert [key.split("/")[1][:14] for key in sandbox_keys(store)] == ["row-000001.1.x"]
     assert (await reap(store)).count == 1
     assert (await reap(store)).count == 0
 
 
-async def test_a_completions_resources_are_reaped_the_latest_first(tmp_path: Path) -> None:
+async def test_a_completions_sandboxes_are_reaped_the_latest_first(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     noted.clear()
     for number in range(3):
@@ -242,9 +242,9 @@ async def test_a_completions_resources_are_reaped_the_latest_first(tmp_path: Pat
 async def test_what_was_reaped_early_is_not_reaped_again(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     noted.clear()
-    resource = await in_a_completion(store, "c", "support.sandboxes:note", number=7)
-    await resource.reap()
-    await resource.reap()
+    sandbox = await in_a_completion(store, "c", "support.sandboxes:note", number=7)
+    await sandbox.reap()
+    await sandbox.reap()
     await reap(store)
     assert noted == [7]
 
@@ -269,9 +269,9 @@ async def test_a_reaper_that_hangs_holds_nobody_up(
 ) -> None:
     store = ArtifactStore(str(tmp_path))
     await in_a_completion(store, "c", "rollouts.test_sandboxes:take_for_ever")
-    monkeypatch.setattr(resources_module, "END_TIMEOUT", 0.05)
+    monkeypatch.setattr(sandboxes_module, "END_TIMEOUT", 0.05)
     await reap_at_end(store, "c")
-    assert len(registered(store)) == 1
+    assert len(sandbox_keys(store)) == 1
 
 
 async def test_a_reaper_that_is_too_slow_is_told_with_its_limit(
@@ -279,7 +279,7 @@ async def test_a_reaper_that_is_too_slow_is_told_with_its_limit(
 ) -> None:
     store = ArtifactStore(str(tmp_path))
     await in_a_completion(store, "c", "rollouts.test_sandboxes:take_for_ever")
-    monkeypatch.setattr(resources_module, "REAP_TIMEOUT", 0.05)
+    monkeypatch.setattr(sandboxes_module, "REAP_TIMEOUT", 0.05)
     assert (await reap(store, "c")).failures == [
         "completion c: rollouts.test_sandboxes:take_for_ever: TimeoutError: "
         "not finished within 0.05 s"
@@ -292,4 +292,4 @@ async def test_a_reaper_that_does_not_exist_is_refused_before_anything_is_made(
     store = ArtifactStore(str(tmp_path))
     with pytest.raises(EntrypointError, match="has no 'vanish'"):
         await in_a_completion(store, "c", "support.sandboxes:vanish")
-    assert registered(store) == []
+    assert sandbox_keys(store) == []

@@ -19,7 +19,7 @@ def log_attempt(log: Path) -> None:
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     """extras: `environment`, the file that declares the environment `counting`."""
     inner = tiny_task.make_rollout_fn(setup)
-    placement = place(setup.resources, env_path=setup.extras["environment"], isolation="process")
+    placement = place(setup.sandboxes, env_path=setup.extras["environment"], isolation="process")
     task = Task(env="counting", id="variety", args={"start": "ab"})
     log = Path(setup.extras["environment"]).parent / "made"
 

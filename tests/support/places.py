@@ -9,7 +9,7 @@ from everburn.records.ids import RunRef
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
 from everburn.trainers.dedicated import DedicatedTrainer
-from everburn.trainers.jobs import RunResources
+from everburn.trainers.jobs import RunProvisioning
 from support.emulator import RunningEmulator, wait_for
 
 
@@ -29,11 +29,11 @@ class Place:
         self.run = RunRef(store=str(folder), id="run")
         self.store = ArtifactStore.of(self.run)
         create_run_folder(self.run, self.config, Owner(chain=str(folder)))
-        self.resources = RunResources(self.run, self.config)
+        self.provisioning = RunProvisioning(self.run, self.config)
 
     def make_ready(self) -> None:
         """Look after job and deployment until both are there, as the workflow of a lease does."""
-        wait_for(lambda: self.resources.advance().stage == "ready")
+        wait_for(lambda: self.provisioning.advance().stage == "ready")
 
     async def open(self, epoch: int) -> DedicatedTrainer:
         return await DedicatedTrainer.open_for(self.run, self.config, epoch)

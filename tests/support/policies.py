@@ -81,6 +81,6 @@ def setup_of(policy: ScriptedPolicy, tokenizer: Any, **changes: Any) -> RolloutS
         "model": "test",
         "completions_per_prompt": 2,
         "extras": {},
-        "resources": None,
+        "sandboxes": None,
     }
     return RolloutSetup(**values | changes)

@@ -46,7 +46,7 @@ def make_tiny_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 async def make(setup: RolloutSetup) -> Path:
     """A sandbox, registered before there is anything of it."""
     folder = Path(setup.extras["sandboxes"]) / f"{os.getpid()}-{uuid.uuid4().hex}"
-    await setup.resources.register(REAPER, folder=str(folder))
+    await setup.sandboxes.register(REAPER, folder=str(folder))
     folder.mkdir(parents=True)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     nowhere = asyncio.subprocess.DEVNULL

@@ -20,7 +20,7 @@ from temporalio.client import Client
 from everburn.learning.group import all_groups
 from everburn.records.ids import RunRef
 from everburn.records.ledger import read_ledger
-from everburn.records.provisioning import find_resources
+from everburn.records.provisioning import find_provisioning
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
 from everburn.records.verification import Verified, row_count, verify
@@ -130,18 +130,18 @@ async def check_nothing_runs(client: Client, run: RunRef) -> None:
 
 async def check_nothing_is_kept(stack: Stack, run: RunRef) -> None:
     """No trainer job, deployment or session of a dedicated run is left at the emulator."""
-    resources = find_resources(ArtifactStore.of(run))
-    if resources is None:
+    record = find_provisioning(ArtifactStore.of(run))
+    if record is None:
         if stored_config(run).dedicated:
             raise AuditError("a dedicated run without a record of what it made")
         return
     state = await emulator_state(stack)
     # Jobs that were replaced have the same name, and a number.
-    jobs = [job for job, at in state["jobs"].items() if job.startswith(resources.name)]
+    jobs = [job for job, at in state["jobs"].items() if job.startswith(record.name)]
     kept = [job for job in jobs if state["jobs"][job] != "JOB_STATE_DELETED"]
-    kept += [each for each in state["deployments"] if each.startswith(resources.name)]
+    kept += [each for each in state["deployments"] if each.startswith(record.name)]
     kept += [id for id, session in state["sessions"].items() if session["job"] in jobs]
-    if kept or resources.job_id not in jobs:
+    if kept or record.job_id not in jobs:
         raise AuditError(f"left at the emulator: {kept}; of the run's jobs it knows {jobs}")
 
 

@@ -10,7 +10,7 @@ from fireworks.training.sdk import FiretitanServiceClient, types
 from activities.messages import LeaseRef, SaveCheckpoint
 from activities.trainer_operations import save_checkpoint
 from everburn.emulator.models.base_model import TINY
-from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.provisioning import ProvisioningRecord, find_provisioning
 from everburn.trainers.dedicated import DedicatedTrainer
 from everburn.trainers.lease import Lease
 from everburn.trainers.protocol import TrainerUnavailableError, TrainerUnfitError
@@ -26,22 +26,22 @@ class Job:
         self.emulator = emulator
         self.folder = folder
         self.maker = Place(emulator, folder / "maker")
-        assert self.maker.resources.advance().stage == "ready"
-        resources = find_resources(self.maker.store)
-        assert resources is not None
-        self.resources: ResourceRecord = resources
+        assert self.maker.provisioning.advance().stage == "ready"
+        record = find_provisioning(self.maker.store)
+        assert record is not None
+        self.provisioned: ProvisioningRecord = record
 
     def others_model(self) -> Any:
         """A model created without Everburn."""
-        url = f"{self.emulator.url}/training/v1/rlorTrainerJobs/everburn/{self.resources.job_id}"
+        url = f"{self.emulator.url}/training/v1/rlorTrainerJobs/everburn/{self.provisioned.job_id}"
         service = FiretitanServiceClient(base_url=url, api_key="fw_local")
         return service.create_training_client(base_model=TINY, lora_rank=0)
 
     def attached(self, name: str, **fields: Any) -> Place:
         """A new run on the job, with a ready deployment."""
-        trainer = {"job_id": self.resources.job_id}
+        trainer = {"job_id": self.provisioned.job_id}
         place = Place(self.emulator, self.folder / name, trainer=trainer, **fields)
-        assert place.resources.advance().stage == "ready"
+        assert place.provisioning.advance().stage == "ready"
         return place
 
 
@@ -55,7 +55,7 @@ async def job(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Job]:
     job = Job(emulator, tmp_path)
     yield job
     emulator.admin("POST", "unknowns", {})
-    job.maker.resources.clean_up()
+    job.maker.provisioning.clean_up()
 
 
 async def train(trainer: DedicatedTrainer) -> dict[str, float]:
@@ -98,7 +98,7 @@ async def test_a_run_does_not_start_on_a_job_with_checkpoints_of_another_run(job
     await first.publish("policy-0001-e1")
     await first.close()
     second = job.attached("second")
-    refusal = f"{job.resources.job_id} trains .* saved policy-0001-e1-.* Set init_from_checkpoint"
+    refusal = f"{job.provisioned.job_id} trains .* saved policy-0001-e1-.* Set init_from_checkpoint"
     with pytest.raises(TrainerUnfitError, match=refusal):
         await second.open(1)
     third = await job.attached("third", init_from_checkpoint=start).open(1)

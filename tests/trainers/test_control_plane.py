@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everburn.records.provisioning import find_resources
+from everburn.records.provisioning import find_provisioning
 from everburn.trainers import dedicated
 from everburn.trainers import hotload as hotload_module
 from everburn.trainers.dedicated import DedicatedTrainer
@@ -73,7 +73,7 @@ def place(emulator: RunningEmulator, tmp_path: Path) -> Iterator[Place]:
     place = a_place(emulator, tmp_path)
     yield place
     emulator.admin("DELETE", "faults")
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def ready(
     place.make_ready()
     yield place
     shared_emulator.admin("DELETE", "faults")
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_errors_while_polling_a_deployment(
 ) -> None:
     emulator.plan_fault("hot_load_status", **fault)
     with pytest.raises(expected, match=text) as caught:
-        ready.resources.advance()
+        ready.provisioning.advance()
     assert type(caught.value) is expected
     ready.make_ready()
 
@@ -137,7 +137,7 @@ def test_a_deployment_that_is_not_ready_for_a_poll_is_starting(
     emulator: RunningEmulator, ready: Place, status: int
 ) -> None:
     emulator.plan_fault("hot_load_status", "status", status=status, message="warming up", count=3)
-    readiness = ready.resources.advance()
+    readiness = ready.provisioning.advance()
     assert readiness.stage == "starting"
     assert re.search(rf"^deployment \S+: HTTP {status}: .*warming up", readiness.text)
     ready.make_ready()
@@ -271,7 +271,7 @@ async def test_a_deployment_that_never_becomes_ready_reports_the_servers_message
         await trainer.publish("policy-0000-e1")
     emulator.admin("DELETE", "faults")
     await trainer.close()
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -291,7 +291,7 @@ async def test_a_publication_ends_when_each_replica_serves_it(
     finally:
         emulator.admin("POST", "hotload", {})
         await trainer.close()
-        place.resources.clean_up()
+        place.provisioning.clean_up()
 
 
 async def test_a_publication_that_a_replica_does_not_serve_in_time_ends_the_lease(
@@ -308,7 +308,7 @@ async def test_a_publication_that_a_replica_does_not_serve_in_time_ends_the_leas
     finally:
         emulator.admin("POST", "hotload", {})
         await trainer.close()
-        place.resources.clean_up()
+        place.provisioning.clean_up()
 
 
 def serving(emulator: RunningEmulator) -> list[str]:
@@ -319,12 +319,12 @@ def serving(emulator: RunningEmulator) -> list[str]:
 
 def test_a_paused_job_is_restarted(emulator: RunningEmulator, place: Place) -> None:
     place.make_ready()
-    record = find_resources(place.store)
+    record = find_provisioning(place.store)
     assert record is not None
     emulator.admin(
         "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_PAUSED", "message": "by an operator"}
     )
-    readiness = place.resources.advance()
+    readiness = place.provisioning.advance()
     assert (readiness.stage, readiness.resumed) == ("starting", True)
     assert "paused (by an operator)" in readiness.text
     place.make_ready()
@@ -342,4 +342,4 @@ def test_a_missing_key_is_reported_with_its_variable(
         deployment={"deployment_id": "mine"},
     )
     with pytest.raises(KeyRefusedError, match="the environment variable MY_KEY is empty"):
-        place.resources.advance()
+        place.provisioning.advance()

@@ -17,7 +17,7 @@ from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import write_rollout
 from everburn.records.ids import GroupKey
 from everburn.records.keys import group_key, rollout_key
-from everburn.records.provisioning import ResourceRecord, find_resources
+from everburn.records.provisioning import ProvisioningRecord, find_provisioning
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.contract import RolloutRun, RolloutSample
@@ -61,13 +61,13 @@ def emulator(module_emulator: RunningEmulator) -> Iterator[RunningEmulator]:
 async def place(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[Place]:
     """A run with a running job and a ready deployment."""
     place = Place(emulator, tmp_path)
-    assert place.resources.advance().stage == "ready"
+    assert place.provisioning.advance().stage == "ready"
     yield place
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
-def record_of(place: Place) -> ResourceRecord:
-    record = find_resources(place.store)
+def record_of(place: Place) -> ProvisioningRecord:
+    record = find_provisioning(place.store)
     assert record is not None
     return record
 
@@ -211,7 +211,7 @@ async def test_a_running_operation_of_an_earlier_holder_is_waited_for(place: Pla
     first = await place.open(1)
     with pytest.raises(TrainerCapacityError, match="still finishing an operation"):
         await place.open(2)
-    assert place.resources.advance().stage == "ready"
+    assert place.provisioning.advance().stage == "ready"
     second = await place.open(2)
     for trainer in (first, second):
         assert trainer.session.startswith(f"{record_of(place).name}/")
@@ -273,13 +273,13 @@ async def test_a_failed_publication_reports_the_reason(
 
 async def test_a_publication_times_out(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.2})
-    place.resources.advance()
+    place.provisioning.advance()
     trainer = await place.open(1)
     emulator.plan_fault("hot_load", "hotload_stuck")
     with pytest.raises(TrainerStateLostError, match=r"after 0\.2 s: stage loading, ready False"):
         await trainer.publish("policy-0000-e1")
     await trainer.close()
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 async def test_the_publication_timeout_includes_the_hotload_timeout(
@@ -302,7 +302,7 @@ async def test_an_abandoned_publication_loads_nothing(
 ) -> None:
     """Its thread continues, and its load could replace the next lease's snapshot."""
     place = Place(emulator, tmp_path, deployment={"hotload_timeout": 0.1})
-    assert place.resources.advance().stage == "ready"
+    assert place.provisioning.advance().stage == "ready"
     record = record_of(place)
     trainer = await place.open(1)
     before = emulator.arrivals("hot_load")
@@ -324,7 +324,7 @@ async def test_an_abandoned_publication_loads_nothing(
     assert emulator.arrivals("hot_load") == before
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
     await trainer.close()
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 async def test_a_replaced_snapshot_is_detected(place: Place) -> None:
@@ -333,9 +333,9 @@ async def test_a_replaced_snapshot_is_detected(place: Place) -> None:
     trainer = await place.open(1)
     first = await trainer.publish("policy-0000-e1")
     await trainer.publish("policy-0001-e1")
-    resources = record_of(place)
+    record = record_of(place)
     with DeploymentManager(api_key="fw_local", base_url=place.config.base_url or "") as manager:
-        manager.hotload(resources.deployment_id, TINY, first.path)
+        manager.hotload(record.deployment_id, TINY, first.path)
     with pytest.raises(TrainerStateLostError, match=r"serves policy-0000-e1-.*, not policy-0001"):
         await trainer.probe()
     await trainer.close()
@@ -384,7 +384,7 @@ async def test_the_store_is_read_in_threads(
     object store takes seconds."""
     job = {"job_id": record_of(place).job_id}  # another's job: the case with the most reads
     attached = Place(emulator, tmp_path / "attached", trainer=job)
-    assert attached.resources.advance().stage == "ready"
+    assert attached.provisioning.advance().stage == "ready"
     stored_config(attached.run)  # once per process
     on_loop: list[str] = []
     in_threads: list[str] = []
@@ -407,7 +407,7 @@ async def test_the_store_is_read_in_threads(
     await trainer.close()
     assert {"get provisioning.json", "keys checkpoints", "keys groups"} <= set(in_threads)
     assert not on_loop
-    attached.resources.clean_up()
+    attached.provisioning.clean_up()
 
 
 async def test_a_fingerprint_has_a_limited_number_of_tokens(
@@ -444,11 +444,11 @@ def test_advance_is_idempotent(emulator: RunningEmulator, tmp_path: Path) -> Non
     place = Place(emulator, tmp_path)
     before = emulator.admin("GET", "state")
     for _ in range(2):
-        assert place.resources.advance().stage == "ready"
+        assert place.provisioning.advance().stage == "ready"
     after = emulator.admin("GET", "state")
     assert len(after["jobs"]) == len(before["jobs"]) + 1
     assert len(after["deployments"]) == len(before["deployments"]) + 1
-    assert place.resources.clean_up() == place.resources.clean_up()
+    assert place.provisioning.clean_up() == place.provisioning.clean_up()
 
 
 @pytest.mark.parametrize("polls", [0, 1])  # the status request fails, or the deletion
@@ -456,45 +456,45 @@ def test_a_failed_deployment_cleanup_does_not_keep_the_job(
     emulator: RunningEmulator, tmp_path: Path, polls: int
 ) -> None:
     place = Place(emulator, tmp_path)
-    assert place.resources.advance().stage == "ready"
+    assert place.provisioning.advance().stage == "ready"
     record = record_of(place)
     emulator.plan_fault(record.deployment_id, "status", status=400, after=polls)
     done = f"trainer job {record.job_id} is deleted"
     with pytest.raises(TrainerUnavailableError, match=rf"^deployment {record.name}.*; {done}$"):
-        place.resources.clean_up()
+        place.provisioning.clean_up()
     assert emulator.emulator.managed.job(record.job_id).state == "JOB_STATE_DELETED"
-    assert place.resources.clean_up() == f"deployment {record.deployment_id} is deleted; {done}"
+    assert place.provisioning.clean_up() == f"deployment {record.deployment_id} is deleted; {done}"
 
 
 def test_failed_cleanups_are_named(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
-    assert place.resources.advance().stage == "ready"
+    assert place.provisioning.advance().stage == "ready"
     record = record_of(place)
     assert record.job_id == record.deployment_id  # the status request of each fails
     emulator.plan_fault(record.name, "status", status=400, count=2)
     refused = rf"{record.name}: .*HTTP 400.*"
     message = rf"^deployment {refused}; trainer job {refused}$"
     with pytest.raises(TrainerUnavailableError, match=message):
-        place.resources.clean_up()
-    place.resources.clean_up()
+        place.provisioning.clean_up()
+    place.provisioning.clean_up()
 
 
 def test_a_deleted_job_is_replaced(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path)
-    place.resources.advance()
-    place.resources.clean_up()
-    assert place.resources.advance().stage == "ready"
+    place.provisioning.advance()
+    place.provisioning.clean_up()
+    assert place.provisioning.advance().stage == "ready"
     record = record_of(place)
     assert record.job_id == f"{record.name}-2"
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 def test_a_deployment_switches_to_the_runs_next_job(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     place = Place(emulator, tmp_path, deployment={"cleanup": "scale_to_zero"})
-    place.resources.advance()
-    place.resources.clean_up()
+    place.provisioning.advance()
+    place.provisioning.clean_up()
     place.make_ready()
     record = record_of(place)
     (deployment,) = (
@@ -510,31 +510,31 @@ def test_a_stopped_job_is_resumed_and_the_reason_is_reported(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
     place = Place(emulator, tmp_path, lora_rank=4)
-    place.resources.advance()
+    place.provisioning.advance()
     record = record_of(place)
     emulator.admin(
         "POST", f"jobs/{record.job_id}", {"state": "JOB_STATE_CANCELLED", "message": "idle"}
     )
-    readiness = place.resources.advance()
+    readiness = place.provisioning.advance()
     assert (readiness.stage, readiness.resumed) == ("starting", True)
     assert "cancelled (idle)" in readiness.text
-    assert place.resources.advance().stage == "ready"
-    place.resources.clean_up()
+    assert place.provisioning.advance().stage == "ready"
+    place.provisioning.clean_up()
 
 
 def test_the_deployment_can_own_the_snapshots(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, deployment={"weight_sync_scope": "per_deployment"})
-    assert place.resources.advance().stage == "ready"
+    assert place.provisioning.advance().stage == "ready"
     record = record_of(place)
     job = emulator.emulator.managed.job(record.job_id)
     assert job.request["hotLoadDeploymentId"] == record.deployment_id
-    place.resources.clean_up()
+    place.provisioning.clean_up()
 
 
 def test_a_refused_request_is_reported(emulator: RunningEmulator, tmp_path: Path) -> None:
     place = Place(emulator, tmp_path, base_model="accounts/nobody/models/none")
     with pytest.raises(TrainerRejectedError, match=r"HTTP 400.*accounts/nobody/models/none"):
-        place.resources.advance()
+        place.provisioning.advance()
 
 
 def test_an_unreachable_control_plane_is_reported(
@@ -542,4 +542,4 @@ def test_an_unreachable_control_plane_is_reported(
 ) -> None:
     place = Place(emulator, tmp_path, base_url=dead_url)
     with pytest.raises(TrainerUnavailableError, match=f"nothing answers at {dead_url}"):
-        place.resources.advance()
+        place.provisioning.advance()

@@ -25,8 +25,8 @@ def open_session(request: pytest.FixtureRequest, emulator: RunningEmulator, tmp_
         opening: Open = lambda: ServerlessTrainer.open(a_config(emulator.base_url))  # noqa: E731
     else:
         place = Place(emulator, tmp_path)
-        assert place.resources.advance().stage == "ready"
-        request.addfinalizer(place.resources.clean_up)
+        assert place.provisioning.advance().stage == "ready"
+        request.addfinalizer(place.provisioning.clean_up)
         opening = lambda: place.open(1)  # noqa: E731
     emulator.plan_fault("create_model", "delay", seconds=0.5)
     return opening

@@ -4,26 +4,26 @@ import asyncio
 
 import pytest
 
-from everburn.usercode.deadlines import SelfCancelledError, to_its_end, within
+from everburn.usercode.deadlines import SelfCancelledError, shielded, user_timeout
 
 
 async def test_a_deadline_says_what_it_was() -> None:
     with pytest.raises(TimeoutError, match=r"^not finished within rollout_timeout \(0\.01 s\)$"):
-        async with within(0.01, "rollout_timeout"):
+        async with user_timeout(0.01, "rollout_timeout"):
             await asyncio.Event().wait()
     with pytest.raises(TimeoutError, match=r"^not finished within 0\.01 s$"):
-        async with within(0.01):
+        async with user_timeout(0.01):
             await asyncio.Event().wait()
 
 
 async def test_what_ends_in_time_is_as_it_was() -> None:
-    async with within(60, "rollout_timeout"):
+    async with user_timeout(60, "rollout_timeout"):
         await asyncio.sleep(0)
-    async with within(None):
+    async with user_timeout(None):
         await asyncio.sleep(0)
     for error in (TimeoutError("the judge is asleep"), KeyError("answer")):
         with pytest.raises(type(error)) as caught:
-            async with within(60, "rollout_timeout"):
+            async with user_timeout(60, "rollout_timeout"):
                 raise error
         assert caught.value is error
 
@@ -32,7 +32,7 @@ async def test_a_cancellation_from_outside_passes() -> None:
     begun = asyncio.Event()
 
     async def work() -> None:
-        async with within(60):
+        async with user_timeout(60):
             begun.set()
             await asyncio.Event().wait()
 
@@ -47,7 +47,7 @@ async def test_a_cancellation_from_outside_passes() -> None:
 @pytest.mark.parametrize("seconds", [60, None])
 async def test_a_cancellation_that_nobody_asked_for_is_an_error(seconds: float | None) -> None:
     with pytest.raises(SelfCancelledError, match="nobody had cancelled it"):
-        async with within(seconds):
+        async with user_timeout(seconds):
             aside = asyncio.create_task(asyncio.Event().wait())
             aside.cancel()
             await aside
@@ -55,10 +55,10 @@ async def test_a_cancellation_that_nobody_asked_for_is_an_error(seconds: float |
 
 async def test_a_deadline_inside_is_not_that_outside() -> None:
     with pytest.raises(TimeoutError, match=r"^not finished within tool \(0\.01 s\)$"):
-        async with within(60, "rollout_timeout"), within(0.01, "tool"):
+        async with user_timeout(60, "rollout_timeout"), user_timeout(0.01, "tool"):
             await asyncio.Event().wait()
     with pytest.raises(TimeoutError, match=r"^not finished within rollout_timeout \(0\.01 s\)$"):
-        async with within(0.01, "rollout_timeout"), within(60, "tool"):
+        async with user_timeout(0.01, "rollout_timeout"), user_timeout(60, "tool"):
             await asyncio.Event().wait()
 
 
@@ -70,7 +70,7 @@ async def test_what_is_to_come_to_its_end_does_however_often_its_caller_is_cance
         await go_on.wait()
         ended.set()
 
-    caller = asyncio.create_task(to_its_end(clean_up()))
+    caller = asyncio.create_task(shielded(clean_up()))
     await begun.wait()
     for _ in range(2):
         caller.cancel()

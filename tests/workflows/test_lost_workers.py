@@ -10,7 +10,7 @@ from temporalio import activity
 from activities import heartbeats
 from everburn.records.store import ArtifactStore
 from everburn.rollouts import runner
-from everburn.rollouts.sandboxes import Resources, registered
+from everburn.rollouts.sandboxes import Sandboxes, sandbox_keys
 from support.farm import Farm, Run, Start
 from support.sandboxes import noted
 from support.script import Draw, Script
@@ -110,7 +110,7 @@ async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
 
     async def play(draw: Draw) -> float:
         await begun.passed()
-        await Resources(runs[0].store).register("support.sandboxes:note", number=number(draw))
+        await Sandboxes(runs[0].store).register("support.sandboxes:note", number=number(draw))
         await (settled if draw.tries else back).passed()
         return float(draw.completion)
 
@@ -121,14 +121,14 @@ async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
     await until(lambda: any(draw.tries for draw in run.script.begun))
     (successor,) = (draw for draw in run.script.begun if draw.tries)
     await until(lambda: number(successor) - 1 in noted)
-    await until(lambda: len(registered(run.store)) == 2)
+    await until(lambda: len(sandbox_keys(run.store)) == 2)
     back.open()
     await until(lambda: len(ended) == 2)
     assert number(successor) not in noted, "the first attempt has ended, and the second goes on"
-    assert len(registered(run.store)) == 1
+    assert len(sandbox_keys(run.store)) == 1
     settled.open()
     await run.result()
-    assert number(successor) in noted and registered(run.store) == []
+    assert number(successor) in noted and sandbox_keys(run.store) == []
     assert run.trained == ["0"]
 
 

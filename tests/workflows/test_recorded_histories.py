@@ -51,7 +51,7 @@ def test_every_kind_of_workflow_is_recorded() -> None:
     }
     assert {"load_checkpoint", "replay_step", "evaluate_shard", "skip_group"} <= activities
     assert {"carry_publication", "record_control"} <= activities
-    assert {"advance_resources", "clean_up_resources"} <= activities, "a dedicated lease"
+    assert {"advance_provisioning", "clean_up_provisioning"} <= activities, "a dedicated lease"
 
 
 @pytest.mark.parametrize("scenario", ["resumed", "forked"])

@@ -11,7 +11,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import CancelledError
 
 from activities import records
-from everburn.trainers.jobs import Readiness, RunResources
+from everburn.trainers.jobs import Readiness, RunProvisioning
 from everburn.trainers.protocol import TrainerStateLostError, TrainerUnavailableError
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script
@@ -371,7 +371,7 @@ async def test_a_resume_while_the_run_ends_begins_no_row_again(start: Start):
     assert [draw.tries for draw in run.script.draws(1)] == [0, 0]
 
 
-@pytest.mark.parametrize("over", ["resources of rollouts", "job and deployment"])
+@pytest.mark.parametrize("over", ["sandboxes of rollouts", "job and deployment"])
 async def test_a_run_that_gives_back_what_it_has_can_be_cancelled(
     start: Start, monkeypatch: pytest.MonkeyPatch, over: str
 ):
@@ -384,15 +384,15 @@ async def test_a_run_that_gives_back_what_it_has_can_be_cancelled(
         if not cancelled.is_set():
             begun.set()
             assert cancelled.wait(30)
-        return [] if over == "resources of rollouts" else "given back"
+        return [] if over == "sandboxes of rollouts" else "given back"
 
     ready = Readiness("ready", "job and deployment are ready")
-    monkeypatch.setattr(RunResources, "advance", lambda self: ready)
-    monkeypatch.setattr(RunResources, "clean_up", lambda self: "given back")
-    if over == "resources of rollouts":
-        monkeypatch.setattr(records, "registered", stand_still)
+    monkeypatch.setattr(RunProvisioning, "advance", lambda self: ready)
+    monkeypatch.setattr(RunProvisioning, "clean_up", lambda self: "given back")
+    if over == "sandboxes of rollouts":
+        monkeypatch.setattr(records, "sandbox_keys", stand_still)
     else:
-        monkeypatch.setattr(RunResources, "clean_up", stand_still)
+        monkeypatch.setattr(RunProvisioning, "clean_up", stand_still)
     run = await start(Script(), rows=1, backend="emulator-dedicated")
     await until(begun.is_set)
     await run.handle.cancel()

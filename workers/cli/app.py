@@ -342,7 +342,7 @@ def reap(
 
     done = asyncio.run(reap_run(run, address, namespace, Path.cwd(), ended=ended))
     failures = done.reaped.failures
-    say(f"run {done.run.id}: {done.reaped.count} resources reaped, {len(failures)} left")
+    say(f"run {done.run.id}: {done.reaped.count} sandboxes reaped, {len(failures)} left")
     if done.provisions:
         say(done.provisions)
     left = [*failures, *([done.problem] if done.problem else [])]

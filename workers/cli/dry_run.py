@@ -51,14 +51,14 @@ def _facts(
     steps = math.ceil(total / config.prompt_groups_per_step)
     yield "run", run_id
     yield "folder", RunRef(store=config.store, id=run_id).folder
-    yield from _resources(config, steps, made_as)
+    yield from _provisioning(config, steps, made_as)
     yield "rows", f"{rows} x {config.epochs} epochs = {total}" if config.epochs > 1 else f"{rows}"
     yield from _rollouts(config, total, steps)
     yield "checkpoints", _checkpoints(config, steps)
     yield "evaluations", _evaluations(config, steps, held_out)
 
 
-def _resources(config: RunConfig, steps: int, made_as: str) -> Iterator[Line]:
+def _provisioning(config: RunConfig, steps: int, made_as: str) -> Iterator[Line]:
     yield "trains", _trained(config)
     url = api_root(config) if config.dedicated else training_url(config)
     yield "at", f"{url} ({config.backend})"
@@ -68,7 +68,8 @@ def _resources(config: RunConfig, steps: int, made_as: str) -> Iterator[Line]:
     if config.dedicated:
         yield from _trainer_job(config, made_as)
         yield from _deployment(config, made_as)
-        if not (config.trainer_resource.job_id and config.deployment_resource.deployment_id):
+        trainer, deployment = config.trainer_provisioning, config.deployment_provisioning
+        if not (trainer.job_id and deployment.deployment_id):
             yield "", "provisioning.json in the run's folder has both ids before anything is made"
         yield "hotloads", f"{steps + 1}, one for each policy version"
     else:
@@ -83,7 +84,7 @@ def _resources(config: RunConfig, steps: int, made_as: str) -> Iterator[Line]:
 
 
 def _trainer_job(config: RunConfig, made_as: str) -> Iterator[Line]:
-    wish = config.trainer_resource
+    wish = config.trainer_provisioning
     yield "trainer job", _provision(wish.job_id, made_as, wish.cleanup)
     if wish.job_id is None:
         chosen = _chosen(
@@ -103,9 +104,10 @@ def _trainer_job(config: RunConfig, made_as: str) -> Iterator[Line]:
 
 
 def _deployment(config: RunConfig, made_as: str) -> Iterator[Line]:
-    wish = config.deployment_resource
+    wish = config.deployment_provisioning
     yield "deployment", _provision(wish.deployment_id, made_as, wish.cleanup)
-    shape = wish.shape or ("the training shape's" if config.trainer_resource.training_shape else "")
+    training_shape = config.trainer_provisioning.training_shape
+    shape = wish.shape or ("the training shape's" if training_shape else "")
     made = wish.deployment_id is None
     yield (
         "",

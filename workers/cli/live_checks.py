@@ -44,7 +44,7 @@ def live_answers(config: RunConfig) -> Iterator[Answer]:
         if account[0] == "missing":
             return
         yield _asked(config, "base model", lambda: _model(control, config.base_model))
-        if (shape := config.trainer_resource.training_shape) is not None:
+        if (shape := config.trainer_provisioning.training_shape) is not None:
             yield _asked(config, "training shape", lambda: _shape(control, shape))
         if config.output_model_id is not None:
             name = f"accounts/{control.account_id}/models/{config.output_model_id}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from everburn.config import RunConfig
 from everburn.records.ids import RunRef
-from everburn.records.provisioning import find_resources
+from everburn.records.provisioning import find_provisioning
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.sandboxes import Reaped, reap
 from everburn.trainers.backends import EMULATOR_URL_ENV, UnreachableError, api_root, check_reachable
@@ -64,9 +64,9 @@ async def reap_run(
 
 def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
     """What was done with the job and the deployment, and what hindered it."""
-    if not config.dedicated or find_resources(ArtifactStore.of(run)) is None:
+    if not config.dedicated or find_provisioning(ArtifactStore.of(run)) is None:
         return "", ""
-    from everburn.trainers.jobs import RunResources
+    from everburn.trainers.jobs import RunProvisioning
     from everburn.trainers.protocol import TrainerError
 
     if config.local:
@@ -77,6 +77,6 @@ def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
         except UnreachableError:
             return "", ""  # they ended with their emulator
     try:
-        return RunResources(run, config).clean_up(), ""
+        return RunProvisioning(run, config).clean_up(), ""
     except TrainerError as error:
         return "", str(error)

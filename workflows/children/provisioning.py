@@ -13,8 +13,8 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import NO_RESOURCES, message_of
-    from activities.messages import ResourceReadiness
+    from activities.failure_types import NOT_PROVISIONED, message_of
+    from activities.messages import ProvisioningReadiness
     from activities.provisioning import ProvisioningActivities
     from everburn.records.ids import RunRef
     from workflows.messages import ProvisioningWait
@@ -80,9 +80,9 @@ class Provisioning:
             interval = min(2 * interval, LONGEST_INTERVAL)
         return False
 
-    async def _look(self) -> ResourceReadiness:
+    async def _look(self) -> ProvisioningReadiness:
         return await workflow.execute_activity_method(
-            ProvisioningActivities.advance_resources,
+            ProvisioningActivities.advance_provisioning,
             self._run,
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=LOOK_TIMEOUT,
@@ -91,7 +91,7 @@ class Provisioning:
             summary="trainer job and deployment",
         )
 
-    def _check(self, found: ResourceReadiness) -> None:
+    def _check(self, found: ProvisioningReadiness) -> None:
         """Raise if waiting on makes no sense."""
         wait = self.so_far = self.so_far.continued(found, workflow.time())
         if wait.resumptions > MAX_RESUMPTIONS:
@@ -114,7 +114,7 @@ async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
     run is gone; if it is resumed before, nothing is given back."""
     try:
         done = await workflow.execute_activity_method(
-            ProvisioningActivities.clean_up_resources,
+            ProvisioningActivities.clean_up_provisioning,
             args=[run, orphaned],
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=LOOK_TIMEOUT,
@@ -132,4 +132,4 @@ async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
 
 
 def _unavailable(text: str) -> ApplicationError:
-    return ApplicationError(text, type=NO_RESOURCES, non_retryable=True)
+    return ApplicationError(text, type=NOT_PROVISIONED, non_retryable=True)

@@ -66,7 +66,7 @@ class TrainerLease:
 
     async def _live(self) -> None:
         try:
-            if not await self._has_resources():
+            if not await self._is_provisioned():
                 await self._tell_ended(None)
                 return
             grant = await self._acquire()
@@ -77,7 +77,7 @@ class TrainerLease:
         await self._signal("lease_granted", LeaseGranted(grant=grant))
         await self._hold(grant)
 
-    async def _has_resources(self) -> bool:
+    async def _is_provisioned(self) -> bool:
         """Wait for the trainer job and the deployment that a dedicated lease needs; false if it
         was released meanwhile."""
         order = self._order

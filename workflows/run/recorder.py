@@ -178,9 +178,9 @@ class Recorder:
         )
         await self._execute(RecordActivities.finish_run, order, "before and after")
 
-    async def count_resources(self) -> int:
+    async def count_sandboxes(self) -> int:
         count: int = await self._execute(
-            RecordActivities.count_resources, self._state.run, "what rollouts left behind"
+            RecordActivities.count_sandboxes, self._state.run, "what rollouts left behind"
         )
         return count
 

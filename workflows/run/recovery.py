@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.failure_types import (
         LEASE_CLOSED,
-        NO_RESOURCES,
+        NOT_PROVISIONED,
         QUOTA,
         REJECTED,
         TRAINER_FAILED,
@@ -213,7 +213,7 @@ class Recovery:
         """Make a loss the run's fatal error where no other lease is to be had before a person has
         mended its cause; whether that is so. After a resume another lease is tried."""
         state = self._state
-        if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT, NO_RESOURCES}:
+        if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT, NOT_PROVISIONED}:
             return False
         state.fatal = state.fatal or Fatal(
             error=str(loss), error_type=loss.kind, holds=loss.kind == QUOTA

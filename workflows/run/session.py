@@ -247,7 +247,7 @@ def _provisioning(config: RunConfig) -> ProvisioningWait | None:
     """What a lease of dedicated training may wait for beforehand."""
     if not config.dedicated:
         return None
-    wish = config.trainer_resource
+    wish = config.trainer_provisioning
     return ProvisioningWait(pending_timeout=wish.pending_timeout, ready_timeout=wish.ready_timeout)
 
 

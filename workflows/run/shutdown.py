@@ -32,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
 
 PROMOTE_ATTEMPTS = 3
 REAP_TIMEOUT = timedelta(minutes=3)
-"""For the resources that dead workers left behind; without a rollout worker nobody can reap."""
+"""For the sandboxes that dead workers left behind; without a rollout worker nobody can reap."""
 GROUPS_END_TIMEOUT = 30.0
 """Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
 
@@ -185,7 +185,7 @@ class RunEnding:
         if not self.recorder.owns_folder:
             return  # what is registered in it may be in use
         try:
-            left = await self.recorder.count_resources()
+            left = await self.recorder.count_sandboxes()
             if left:
                 result: ReapResult = await workflow.execute_activity_method(
                     RolloutActivities.reap,
@@ -193,14 +193,14 @@ class RunEnding:
                     task_queue=ROLLOUT_QUEUE,
                     schedule_to_close_timeout=REAP_TIMEOUT,
                     heartbeat_timeout=timedelta(seconds=10),
-                    summary=f"reap {left} resources",
+                    summary=f"reap {left} sandboxes",
                 )
                 left = result.left
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
             why = message_of(error)
-            state.note(f"resources of rollouts may be left: {why}; see `everburn reap`")
+            state.note(f"sandboxes of rollouts may be left: {why}; see `everburn reap`")
         else:
             if left:
-                state.note(f"{left} resources of rollouts are left: see `everburn reap`")
+                state.note(f"{left} sandboxes of rollouts are left: see `everburn reap`")

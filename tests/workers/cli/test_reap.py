@@ -13,12 +13,12 @@ from everburn.config import Entrypoint, parse_config
 from everburn.emulator.models.base_model import TINY
 from everburn.records.commands import Control, record_control
 from everburn.records.ids import RunRef
-from everburn.records.keys import resource_key
-from everburn.records.provisioning import find_resources
+from everburn.records.keys import sandbox_key
+from everburn.records.provisioning import find_provisioning
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
-from everburn.rollouts.sandboxes import Registered
-from everburn.trainers.jobs import RunResources
+from everburn.rollouts.sandboxes import SandboxRecord
+from everburn.trainers.jobs import RunProvisioning
 from support.command_line import Everburn
 from support.emulator import RunningEmulator, running_emulator
 from workers.cli.reap import reap_run
@@ -62,8 +62,8 @@ def provision(run: RunRef, emulator: RunningEmulator) -> str:
     """Make its job and deployment, as its workers did; returns their id."""
     from everburn.records.run_folder import stored_config
 
-    assert RunResources(run, stored_config(run)).advance().stage == "ready"
-    record = find_resources(ArtifactStore.of(run))
+    assert RunProvisioning(run, stored_config(run)).advance().stage == "ready"
+    record = find_provisioning(ArtifactStore.of(run))
     assert record is not None and record.job_id == record.deployment_id
     assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_RUNNING"
     return record.job_id
@@ -84,7 +84,7 @@ def test_a_dead_runs_job_and_deployment_are_given_back(
     for _ in range(2):
         done = everburn("reap", run.id, "--ended", FIREWORKS_API_KEY=KEY)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "run dead: 0 resources reaped, 0 left" in done.stdout
+        assert "run dead: 0 sandboxes reaped, 0 left" in done.stdout
         assert f"deployment {name} is deleted; trainer job {name} is deleted" in done.stdout
         assert KEY not in done.stdout
     state = emulator.admin("GET", "state")
@@ -114,7 +114,7 @@ def test_what_an_emulator_made_is_gone_with_it(
     config.write_text(config.read_text().replace(emulator.url, dead_url))
     done = everburn("reap", run.id, "--ended")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "run dead: 0 resources reaped, 0 left" in done.stdout
+    assert "run dead: 0 sandboxes reaped, 0 left" in done.stdout
 
 
 def left_behind(folder: Path, run_id: str, chain: str) -> tuple[RunRef, Path]:
@@ -124,14 +124,14 @@ def left_behind(folder: Path, run_id: str, chain: str) -> tuple[RunRef, Path]:
     sandbox = folder / "sandbox"
     sandbox.mkdir()
     reaper = Entrypoint(name="shutil:rmtree", kwargs={"path": str(sandbox)})
-    record = Registered(reaper=reaper, at=0.0, where="completion 0")
-    key = resource_key("row-000000.0.completion-0", "1")
+    record = SandboxRecord(reaper=reaper, at=0.0, where="completion 0")
+    key = sandbox_key("row-000000.0.completion-0", "1")
     ArtifactStore.of(run).put_json(key, record.model_dump(mode="json"))
     return run, sandbox
 
 
 async def reaped(folder: Path, run: RunRef, address: str | None = None, ended: bool = False) -> int:
-    """How many resources were reaped."""
+    """How many sandboxes were reaped."""
     done = await reap_run(run.folder, address, "default", folder, ended=ended)
     assert done.reaped.failures == []
     return done.reaped.count

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chaos.harness import Chaos
-from everburn.rollouts.sandboxes import registered
+from everburn.rollouts.sandboxes import sandbox_keys
 from support.command_line import ROOT
 from support.sandboxes import inside, left, made_by
 
@@ -19,7 +19,7 @@ async def test_sandboxes_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Pat
     await chaos.survived(run)
     assert len(set(made_by(tmp_path))) == 2, "sandboxes were made by the dead worker and by another"
     assert left(tmp_path) == (0, 0)
-    assert registered(run.store) == []
+    assert sandbox_keys(run.store) == []
 
 
 @pytest.mark.chaos
@@ -36,4 +36,4 @@ async def test_hud_environments_of_a_killed_worker_are_gone(chaos: Chaos, tmp_pa
     await chaos.survived(run, steps=2)
     assert len(set(made_by(tmp_path / "counting"))) == 2, "of the dead worker and of another"
     assert list(inside(tmp_path / "counting")) == []
-    assert registered(run.store) == []
+    assert sandbox_keys(run.store) == []

@@ -3,9 +3,9 @@
 import time
 
 from everburn.config import Entrypoint
-from everburn.records.keys import resource_key
+from everburn.records.keys import sandbox_key
 from everburn.records.store import ArtifactStore
-from everburn.rollouts.sandboxes import Registered, registered
+from everburn.rollouts.sandboxes import SandboxRecord, sandbox_keys
 from support.farm import Run, Start
 from support.sandboxes import noted
 from support.script import Draw, Script
@@ -15,12 +15,12 @@ from workflows.messages import RunResult
 
 def leave_behind(store: ArtifactStore, number: int, reaper: str = "note") -> None:
     """What a worker leaves that dies in a completion which nobody tries again."""
-    record = Registered(
+    record = SandboxRecord(
         reaper=Entrypoint(name=f"support.sandboxes:{reaper}", kwargs={"number": number}),
         at=time.time(),
         where="a completion of a dead worker",
     )
-    store.put_json(resource_key("row-000099.0.0", str(number)), record.model_dump())
+    store.put_json(sandbox_key("row-000099.0.0", str(number)), record.model_dump())
 
 
 class Leaving:
@@ -51,18 +51,18 @@ async def test_a_run_that_completes_reaps(start: Start) -> None:
     run = await started(start, Leaving(101))
     result: RunResult = await run.result()
     assert result.steps == 1
-    assert 101 in noted and registered(run.store) == []
+    assert 101 in noted and sandbox_keys(run.store) == []
     assert (await run.status()).notes == []
 
 
 async def test_a_run_that_fails_reaps(start: Start) -> None:
     run = await started(start, Leaving(102, fatal=True))
     await run.failure()
-    assert 102 in noted and registered(run.store) == []
+    assert 102 in noted and sandbox_keys(run.store) == []
 
 
 async def test_what_cannot_be_reaped_is_noted_and_the_run_ends_all_the_same(start: Start) -> None:
     run = await started(start, Leaving(103, reaper="refuse"))
     await run.result()
-    assert len(registered(run.store)) == 1
-    assert (await run.status()).notes == ["1 resources of rollouts are left: see `everburn reap`"]
+    assert len(sandbox_keys(run.store)) == 1
+    assert (await run.status()).notes == ["1 sandboxes of rollouts are left: see `everburn reap`"]
