@@ -184,7 +184,7 @@ class RolloutActivities:
 @contextmanager
 def _told_by_kind(where: str) -> Iterator[None]:
     """Errors of user code become those that workflows decide by. where: of those that don't say."""
-    from everburn.rollouts.failures import RowsFailedError, classify, telling
+    from everburn.rollouts.failures import RowsFailedError, classify, decisive_error
     from everburn.usercode.loop import LoopBlockedError
 
     try:
@@ -198,12 +198,12 @@ def _told_by_kind(where: str) -> Iterator[None]:
     except LoopBlockedError as error:
         raise application_error(error, kind=WORKER_SHUTDOWN, where=where) from error
     except RowsFailedError as rows:
-        first = telling(rows.first)
+        first = decisive_error(rows.first)
         counted = RowsFailed(failed=rows.failed)
         kind = _KINDS.get(classify(first))
         raise application_error(first, counted, kind=kind, where=rows.where) from first
     except Exception as error:
-        told = telling(error)
+        told = decisive_error(error)
         raise application_error(told, kind=_KINDS.get(classify(told)), where=where) from told
 
 

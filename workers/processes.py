@@ -25,7 +25,7 @@ from activities.rollouts import RolloutActivities
 from activities.runners import preload as preload_rollouts
 from activities.trainer import TrainerActivities
 from activities.trainer import preload as preload_trainer
-from everburn.usercode.loop import ENDING
+from everburn.usercode.loop import CLOSE_TIMEOUT
 from workers.exits import leave_blocked
 from workflows.children.evaluation import Evaluation
 from workflows.children.prompt_group import PromptGroup
@@ -42,7 +42,7 @@ DEPLOYMENT = "everburn"
 WORKFLOWS = [TrainRun, PromptGroup, TrainerLease, Evaluation]
 VERSIONED_WORKFLOWS = [TrainRun, PromptGroup, UpgradedTrainerLease, Evaluation]
 GRACE = timedelta(seconds=10)
-CLOSING = ENDING + 1.0
+CLOSING = CLOSE_TIMEOUT + 1.0
 """Seconds for user code to end that the grace period was too short for."""
 TELLING = 5.0
 """Seconds for a blocked worker to say what has become of its activities."""

@@ -26,10 +26,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-FULL_INTERVAL = 2.0
-"""Seconds between attempts to write to a full store."""
-OUTAGE_INTERVAL = 2.0
-"""Seconds between attempts at a store that fails."""
+RETRY_INTERVAL = 2.0
+"""Seconds between attempts while a store is full or fails."""
 OUTAGE_PATIENCE = 300.0
 """Seconds for which one may fail: a server that is started again, a network that is cut off."""
 
@@ -248,53 +246,48 @@ class ArtifactStore:
             raise _failed(f"write {path}", error) from error
 
 
-async def when_there_is_space(
-    write: Callable[..., T], *arguments: Any, patience: float = math.inf
-) -> T:
-    """Run a write in a thread; as long as the store is full, again and again.
-
-    patience: seconds after which it is given up.
-
-    Raises:
-        StoreFullError: there was no space for so long; and whatever else the write raises.
-    """
-    deadline = time.monotonic() + patience
+async def when_there_is_space(write: Callable[..., T], *arguments: Any) -> T:
+    """Run a write in a thread, again and again while the store is full. For callers that are
+    retried after any other error."""
     while True:
         try:
             return await to_thread(write, *arguments)
         except StoreFullError as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("%s; tried again in %g s", error, FULL_INTERVAL)
-            await asyncio.sleep(FULL_INTERVAL)
+            await _pause(error)
 
 
 async def through_outages(
     access: Callable[..., T], *arguments: Any, patience: float | None = None
 ) -> T:
-    """Read or write in a thread, for whoever nobody would ask again: a full store is waited for,
-    one that fails otherwise is asked again for up to OUTAGE_PATIENCE seconds.
+    """Run a read or write in a thread, again while the store is full or fails. For callers that
+    nothing retries.
 
-    patience: seconds after which both are given up instead.
+    patience: seconds after which to give up; by default OUTAGE_PATIENCE after the first failure,
+    and never while the store is full.
 
     Raises:
-        StoreFullError, StoreError: it failed for so long. CorruptArtifactError; and whatever else
-            it raises.
+        StoreFullError, StoreError: the store was full or failed for too long.
+        CorruptArtifactError, and whatever else `access` raises.
     """
     full_until = math.inf if patience is None else time.monotonic() + patience
     failing_until = None if patience is None else full_until
     while True:
         try:
-            left = full_until - time.monotonic()
-            return await when_there_is_space(access, *arguments, patience=left)
-        except (CorruptArtifactError, StoreFullError):
+            return await to_thread(access, *arguments)
+        except CorruptArtifactError:
             raise
         except StoreError as error:
-            failing_until = failing_until or time.monotonic() + OUTAGE_PATIENCE
-            if time.monotonic() >= failing_until:
+            until = full_until
+            if not isinstance(error, StoreFullError):
+                until = failing_until = failing_until or time.monotonic() + OUTAGE_PATIENCE
+            if time.monotonic() >= until:
                 raise
-            log.warning("%s; tried again in %g s", error, OUTAGE_INTERVAL)
-            await asyncio.sleep(OUTAGE_INTERVAL)
+            await _pause(error)
+
+
+async def _pause(error: StoreError) -> None:
+    log.warning("%s; next attempt in %g s", error, RETRY_INTERVAL)
+    await asyncio.sleep(RETRY_INTERVAL)
 
 
 @lru_cache(maxsize=64)

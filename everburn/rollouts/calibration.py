@@ -18,7 +18,7 @@ from everburn.records.keys import rollout_key
 from everburn.records.publications import Publication, publish
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
-from everburn.rollouts.failures import classify, telling
+from everburn.rollouts.failures import classify, decisive_error
 from everburn.rollouts.runner import RolloutRunner
 from everburn.rollouts.task import prepare_task
 from everburn.trainers.protocol import Trainer
@@ -179,7 +179,7 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
             except Exception as error:
                 if classify(error) == "fatal" and config.on_any_rollout_failure != "fail":
                     raise
-                told = telling(error)
+                told = decisive_error(error)
                 return f"{type(told).__name__}: {told}"
         if outcome.status == "dropped":
             return None

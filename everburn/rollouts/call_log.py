@@ -1,10 +1,9 @@
 """The log of a completion's sampling calls, so that a retry repeats none of them.
 
-A completion that is run again (its worker died) asks the same questions as long as its course is
-the same, and those the log answers. Once something differs, so do the prompts from there on, which
-hold what was said before: they are sampled afresh. Matching is by question and not by order, since
-an agent may ask several at once. Owns the log's file and the matching. Doesn't own sampling
-(sampling.py).
+A retried completion (its worker died) sends the same requests until something differs; the log
+answers those. After a difference the prompts differ too, because they contain earlier answers, so
+the rest is sampled. Requests are matched by digest, not by order: an agent may send several at
+once. Owns the log's file and the matching. Doesn't own sampling (sampling.py).
 """
 
 import asyncio
@@ -18,32 +17,26 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from everburn.records.store import ArtifactStore, StoreError
+from everburn.rollouts.contract import Sample
 from everburn.usercode.threads import to_thread
 
 log = logging.getLogger(__name__)
 
 
 class LoggedCall(BaseModel):
-    """One finished call: which question, and its answer."""
+    """One finished call. digest: of its request (`request_digest`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     index: int
     digest: str
-    """Of prompt ids and parameters."""
-    tokens: list[int]
-    logprobs: list[float]
-    raw_logprobs: list[float] | None
-    text: str
-    finish_reason: str
-    version: int
-    routing: list[str] | None = None
+    sample: Sample
 
 
 class CallLog:
-    """The calls of one completion: those that an earlier attempt finished, and new ones.
+    """The calls of one completion: those that earlier attempts recorded, and new ones.
 
-    earlier: keys of further logs, which are read and not written to.
+    Opening it reads the store, and blocks. earlier: keys of further logs, which are only read.
     """
 
     def __init__(self, store: ArtifactStore, key: str, earlier: Sequence[str] = ()) -> None:
@@ -58,17 +51,17 @@ class CallLog:
         self._writing = asyncio.Lock()
         self.reused = 0
 
-    def ask(self, digest: str) -> tuple[int, LoggedCall | None]:
-        """The index of the next call, and a recorded answer to its question, each given once."""
+    def take(self, digest: str) -> tuple[int, LoggedCall | None]:
+        """The index of a new call, and a recorded call with the same request, each given once."""
         index, self._next = self._next, self._next + 1
-        answers = self._recorded[digest]
-        if not answers:
+        calls = self._recorded[digest]
+        if not calls:
             return index, None
         self.reused += 1
-        return index, answers.popleft()
+        return index, calls.popleft()
 
-    async def note(self, call: LoggedCall) -> None:
-        """Keep a finished call, if the store takes it: a retry would merely repeat it."""
+    async def append(self, call: LoggedCall) -> None:
+        """Record a finished call. If the store fails, a retry merely repeats the call."""
         line = call.model_dump_json()
         try:
             async with self._writing:
@@ -76,20 +69,20 @@ class CallLog:
         except StoreError as error:
             log.warning("sampling call %d isn't recorded: %s", call.index, error)
 
-    async def forget(self) -> None:
-        """The completion has its terminal record, or is to be sampled afresh: the log, and what it
-        was made of, has done its work."""
-        await to_thread(self._store.discard, *self._sources)
+    def delete(self) -> None:
+        """Delete the log and the earlier ones: the completion is finished, or must be sampled
+        again."""
+        self._store.discard(*self._sources)
 
 
-def question_digest(prompt: list[int], settings: dict[str, Any]) -> str:
-    """What makes two calls the same: exact prompt ids and parameters."""
+def request_digest(prompt: list[int], settings: dict[str, Any]) -> str:
+    """Equal for calls with the same prompt ids and sampling parameters."""
     text = json.dumps([prompt, settings], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read(store: ArtifactStore, key: str) -> list[LoggedCall]:
-    """The calls of a log; lines that a crash cut off are left out."""
+    """The calls of a log, without a line that a crash cut off."""
     if not store.exists(key):
         return []
     calls = []

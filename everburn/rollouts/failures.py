@@ -1,6 +1,7 @@
-"""What an exception from a rollout function means for the run.
+"""Classification of exceptions from rollout functions.
 
-Owns the classification of scheduling.md's failure policy. Doesn't own retries or the breaker.
+Owns the failure policy's kinds. Doesn't own retries (workflows/children/) or the breaker
+(scheduling/breaker.py).
 """
 
 import asyncio
@@ -39,13 +40,13 @@ _TRANSPORT_ERRORS = frozenset(
 
 
 class SnapshotGoneError(RuntimeError):
-    """The sampler weights of a version died with their session. Says nothing about the task: the
-    call is repeated once the version is published again, and counts for nothing."""
+    """The sampler weights of a version died with their session. The call is repeated once the
+    version is published again; it doesn't count as a failure of the task."""
 
 
 class RowsFailedError(RuntimeError):
-    """Held-out rows failed. failed: how many, without those whose failure says nothing about them.
-    first: why one did; what that means for the run is what this does. where: names that one."""
+    """Held-out rows failed. failed: how many failed by their own fault. first: the worst row's
+    error, which classifies this one. where: that row's name."""
 
     def __init__(self, failed: int, first: Exception, where: str) -> None:
         super().__init__(f"{failed} rows failed, one for: {where}: {first}")
@@ -55,17 +56,17 @@ class RowsFailedError(RuntimeError):
 
 
 def classify(error: BaseException) -> Failure:
-    """Recoverable (retried, then dropped), for want of its snapshot, of the store or of space there
-    (retried), or fatal.
+    """The kind of an error: recoverable (retried, then dropped), a missing snapshot, a failing or
+    full store (retried), or fatal.
 
-    The cause chain counts: a library's own error around a timeout is still a timeout. A group, as
-    an asyncio.TaskGroup raises it, is what the worst of its errors is.
+    The cause chain counts: a library's own error around a timeout is still a timeout. An
+    ExceptionGroup is classified by its worst member.
     """
     return _classified(error, frozenset())
 
 
 def _classified(error: BaseException, around: frozenset[int]) -> Failure:
-    """around: ids of the errors whose causes or members lead here; they may do so in a circle."""
+    """around: ids of the errors whose causes or members lead here; the chain may be circular."""
     current: BaseException | None = error
     while current is not None and id(current) not in around:
         around |= {id(current)}
@@ -81,7 +82,7 @@ def _classified(error: BaseException, around: frozenset[int]) -> Failure:
         if isinstance(current, StoreError):
             return "store_failed"
         if isinstance(current, EntrypointError):
-            # Its cause is whatever the user's module raised as it was imported.
+            # Its cause is what the user's module raised during its import.
             return "fatal"
         if _is_recoverable(current):
             return "recoverable"
@@ -89,16 +90,15 @@ def _classified(error: BaseException, around: frozenset[int]) -> Failure:
     return "fatal"
 
 
-def telling(error: Exception) -> Exception:
-    """Of a group, the error that makes it what it is to the run, the first if there are several;
-    any other error itself."""
+def decisive_error(error: Exception) -> Exception:
+    """For an ExceptionGroup, the first member of its kind; any other error itself."""
     while isinstance(error, ExceptionGroup):
         error = min(error.exceptions, key=lambda each: WORST_FIRST.index(classify(each)))
     return error
 
 
-def needs_fresh_samples(error: Exception) -> bool:
-    """Whether the error, or one of a group, says that the completion's samples won't do."""
+def needs_fresh_samples(error: BaseException) -> bool:
+    """Whether the error, or a member of a group, rejects the completion's samples."""
     if isinstance(error, ExceptionGroup):
         return any(map(needs_fresh_samples, error.exceptions))
     return isinstance(error, RecoverableRolloutError) and error.sample_afresh

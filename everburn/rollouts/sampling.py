@@ -11,13 +11,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from everburn.config import RunConfig
 from everburn.records.publications import Publication, serving
 from everburn.records.store import ArtifactStore
-from everburn.rollouts.call_log import CallLog, LoggedCall, question_digest
+from everburn.rollouts.call_log import CallLog, LoggedCall, request_digest
 from everburn.rollouts.contract import PromptTooLongError, Sample
 from everburn.rollouts.failures import SnapshotGoneError
 from everburn.trainers.backends import api_key
@@ -61,6 +61,10 @@ class CompletionScope:
     def attempt(self) -> str:
         """The name of this attempt."""
         return f"{self.name}.{self.tries}-{self.token}"
+
+    def delete_log(self) -> None:
+        if self.log is not None:
+            self.log.delete()
 
     @property
     def at_token_limit(self) -> bool:
@@ -152,12 +156,12 @@ class PolicySampler:
         """The answer of an earlier attempt to the same question, or a new one, which is kept."""
         if scope.log is None:
             return await self._call(scope, prompt, settings)
-        digest = question_digest(prompt, settings)
-        index, known = scope.log.ask(digest)
+        digest = request_digest(prompt, settings)
+        index, known = scope.log.take(digest)
         if known is not None:
-            return Sample(**known.model_dump(exclude={"index", "digest"}))
+            return known.sample
         sample = await self._call(scope, prompt, settings)
-        await scope.log.note(LoggedCall(index=index, digest=digest, **asdict(sample)))
+        await scope.log.append(LoggedCall(index=index, digest=digest, sample=sample))
         return sample
 
     async def _call(

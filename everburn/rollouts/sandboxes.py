@@ -1,17 +1,17 @@
-"""What completions make and must not leave behind: sandboxes, processes, folders.
+"""Sandboxes: what completions create and must not leave behind, such as processes and folders.
 
-A completion registers each with its reaper, a function by name with JSON arguments. The record is
-in the run's store before the sandbox is made, so that whoever comes next can reap it: the end of
-the completion (success, failure, timeout, cancellation), its next attempt, the end of its group or
-of its run, or `everburn reap RUN`.
+A completion registers each sandbox with its reaper, a function by name with JSON arguments. The
+record is in the run's store before the sandbox exists, so it can always be reaped: at the end of
+the completion (success, failure, timeout, cancellation), by its next attempt, at the end of its
+group or run, or by `everburn reap RUN`.
 
-An attempt may outlive the belief in it: its worker stood still or was cut off, another attempt has
-begun, and now both run. So each record names its attempt. One that ends reaps its own; one that
-begins reaps what earlier ones left, never what later ones have; and one whose sandboxes were reaped
-by another has been superseded, and comes to nothing.
+A presumed-dead attempt may still run beside its successor, so each record names its attempt. An
+attempt reaps its own sandboxes when it ends, and those of earlier attempts when it begins, never
+those of later ones. An attempt whose sandboxes were reaped by another has been superseded: its
+result is discarded.
 
-Owns records, reaping and that rule. Doesn't own when what is left behind is looked for
-(runner.py, workflows/).
+Owns the records, reaping and that rule. Doesn't own when sandboxes are reaped (attempt.py,
+workflows/).
 """
 
 import asyncio
@@ -38,15 +38,15 @@ from everburn.usercode.threads import in_thread, to_thread
 log = logging.getLogger(__name__)
 
 REAP_TIMEOUT = 30.0
-"""Seconds of one reaper; one that takes longer has failed, and is called again by the next."""
+"""Seconds for one reaper. One that takes longer has failed; it is called again later."""
 END_TIMEOUT = 50.0
-"""Seconds of all of them at the end of a completion or group, which others wait for."""
+"""Seconds for all reapers at the end of a completion or group, which others wait for."""
 AT_ONCE = 32
-"""Completions whose leftovers are reaped at the same time."""
+"""Completions whose sandboxes are reaped at the same time."""
 
 
 class SandboxRecord(BaseModel):
-    """The record of a sandbox. at: seconds since the epoch. where: names its completion."""
+    """The record of a sandbox. at: Unix time. where: its completion, in messages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,7 +57,7 @@ class SandboxRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """How many sandboxes were reaped; the others failed, with what each said."""
+    """How many sandboxes were reaped, and the error texts of the others."""
 
     count: int
     failures: list[str]
@@ -94,12 +94,12 @@ class Sandbox:
 
 
 class SupersededError(RecoverableRolloutError):
-    """Another has reaped what this attempt had made: another attempt at the completion has begun,
-    and what this one came to was made without its sandboxes, perhaps."""
+    """Another attempt at the completion has begun and reaped this one's sandboxes, so this one's
+    result may have been made without them."""
 
 
 async def require_own(store: ArtifactStore, scope: CompletionScope, patience: float) -> None:
-    """See that an attempt still has what it registered; patience: seconds for a store that fails.
+    """Check that an attempt still has its sandboxes. patience: seconds to wait for the store.
 
     Raises:
         SupersededError, StoreError
@@ -117,48 +117,48 @@ async def require_own(store: ArtifactStore, scope: CompletionScope, patience: fl
 
 
 async def reap_earlier(store: ArtifactStore, scope: CompletionScope) -> None:
-    """Reap what the attempts before this one have left: their workers are dead, or given up.
-
-    Not what later ones have: this one may have stood still at its very beginning.
-    """
-    found = await to_thread(sandbox_keys, store, scope.name)
-    await _within_the_end(scope.name, _reap_all(store, [k for k in found if _before(k, scope)]))
+    """Reap the sandboxes of earlier attempts: their workers are dead or given up. Not those of
+    later attempts: this one may have been paused since before they began."""
+    keys = await to_thread(sandbox_keys, store, scope.name)
+    await _limited(scope.name, _reap_all(store, [key for key in keys if _is_earlier(key, scope)]))
 
 
-def _before(key: str, scope: CompletionScope) -> bool:
-    """Whether a sandbox is of an attempt that isn't later than this one, and not of this one. The
-    same order may be carried out twice, one after the other."""
+def _is_earlier(key: str, scope: CompletionScope) -> bool:
+    """Whether a sandbox belongs to another attempt that isn't later than this one. The same
+    activity attempt may be executed twice, one after the other, hence <=."""
     attempt = key.removeprefix(f"{SANDBOXES}/").rsplit(".", 2)[0]
     tries = attempt.removeprefix(f"{scope.name}.").partition("-")[0]
     return attempt != scope.attempt and (not tries.isdigit() or int(tries) <= scope.tries)
 
 
 def sandbox_keys(store: ArtifactStore, owner: str = "") -> list[str]:
-    """The keys of the sandboxes that are registered under a name, or under one that it begins:
-    an attempt's, a completion's, a group's, or all of a run's."""
+    """The keys of all registered sandboxes of an owner: an attempt, a completion, a group or, by
+    default, the run."""
     begin = f"{SANDBOXES}/{owner}." if owner else f"{SANDBOXES}/"
     return [key for key in store.keys(SANDBOXES) if key.startswith(begin)]
 
 
 async def reap(store: ArtifactStore, owner: str = "") -> Reaped:
-    """Reap what is registered under a name; those of one completion the latest first.
+    """Reap an owner's sandboxes, those of one completion the latest first. A sandbox whose reaper
+    fails stays registered.
 
-    Never raises because of a reaper: what couldn't be reaped stays registered.
+    Raises:
+        StoreError
     """
     return await _reap_all(store, await to_thread(sandbox_keys, store, owner))
 
 
 async def reap_at_end(store: ArtifactStore, owner: str) -> None:
-    """Reap within END_TIMEOUT; what takes longer stays registered, for the end of the run."""
-    await _within_the_end(owner, reap(store, owner))
+    """Reap for at most END_TIMEOUT; the rest stays registered, for the end of the run."""
+    await _limited(owner, reap(store, owner))
 
 
-async def _within_the_end(owner: str, reaping: Coroutine[Any, Any, Reaped]) -> None:
+async def _limited(owner: str, reaping: Coroutine[Any, Any, Reaped]) -> None:
     try:
         async with asyncio.timeout(END_TIMEOUT):
             await reaping
     except TimeoutError:
-        log.warning("%s: not all of its sandboxes were reaped within %g s", owner, END_TIMEOUT)
+        log.warning("%s: some sandboxes weren't reaped within %g s", owner, END_TIMEOUT)
 
 
 async def _reap_all(store: ArtifactStore, keys: list[str]) -> Reaped:
@@ -177,7 +177,8 @@ async def _reap_all(store: ArtifactStore, keys: list[str]) -> Reaped:
 
 
 async def _reap_in_order(store: ArtifactStore, keys: list[str]) -> list[str]:
-    """Reap a completion's sandboxes, the latest first; what those said that failed."""
+    """Reap a completion's sandboxes, the latest first. Returns the error texts of those that
+    failed."""
     found = await to_thread(lambda: [(key, _find(store, key)) for key in keys])
     records = [(key, record) for key, record in found if record is not None]
     failures = []
@@ -194,7 +195,7 @@ async def _reap_in_order(store: ArtifactStore, keys: list[str]) -> list[str]:
 async def _reap(store: ArtifactStore, key: str) -> None:
     record = await to_thread(_find, store, key)
     if record is None:
-        return  # it has been reaped meanwhile
+        return  # already reaped
     async with user_timeout(REAP_TIMEOUT):
         result = await in_thread(lambda: call(record.reaper))
         if inspect.isawaitable(result):

@@ -13,7 +13,7 @@ from everburn.records.keys import EVALUATION_ROWS_KEY, ROWS_KEY
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.dataset import load_rows, stored_rows, write_rows
-from everburn.rollouts.runner import resolve_names
+from everburn.rollouts.function import resolve_names
 from everburn.trainers.backends import api_key
 
 

@@ -1,8 +1,8 @@
-"""Awaiting user code on an event loop, so that what ends it early says why.
+"""Timeouts and cancellation of user code on an event loop, with errors that explain themselves.
 
-A TimeoutError of asyncio has no text, and a CancelledError that nobody has asked for looks like one
-that somebody has. Owns what is said in their place. Doesn't own code that blocks (loop.py,
-threads.py), or how long anything may take.
+asyncio's TimeoutError has no text, and a CancelledError that user code raises by itself can't be
+told from one that the caller requested. Doesn't own code that blocks (loop.py, threads.py), or how
+long anything may take.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 class SelfCancelledError(RuntimeError):
-    """User code raised CancelledError, and nobody had cancelled it."""
+    """User code raised CancelledError without being cancelled."""
 
 
 @asynccontextmanager
-async def user_timeout(seconds: float | None, limit: str = "") -> AsyncIterator[None]:
-    """Cancel the block once it has taken so many seconds; None lets it take its time. limit: what
-    they are called where a person sets them.
+async def user_timeout(seconds: float | None, setting: str = "") -> AsyncIterator[None]:
+    """Cancel the block after so many seconds; never if None. setting: the name of the limit in
+    the configuration.
 
     Raises:
-        TimeoutError: it took longer.
-        SelfCancelledError: a cancellation came out of the block that hadn't gone in, as of a task
-            that the block had cancelled itself, and awaited.
+        TimeoutError: the block took longer.
+        SelfCancelledError: the block raised CancelledError without being cancelled, for example
+            because it awaited a task that it had cancelled itself.
     """
     try:
         async with asyncio.timeout(seconds) as clock:
@@ -36,19 +36,19 @@ async def user_timeout(seconds: float | None, limit: str = "") -> AsyncIterator[
                 if task is None or task.cancelling():
                     raise
                 raise SelfCancelledError(
-                    "it raised CancelledError, and nobody had cancelled it: does it await a task "
-                    "that it has cancelled itself?"
+                    "it raised CancelledError without being cancelled: does it await a task that "
+                    "it has cancelled itself?"
                 ) from error
     except TimeoutError as error:
         if not clock.expired():
             raise  # the block's own
-        given = f"{limit} ({seconds:g} s)" if limit else f"{seconds:g} s"
-        raise TimeoutError(f"not finished within {given}") from error
+        limit = f"{setting} ({seconds:g} s)" if setting else f"{seconds:g} s"
+        raise TimeoutError(f"not finished within {limit}") from error
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Await it, and don't leave it before it has ended: a caller that is cancelled meanwhile, once
-    or more, is so afterwards."""
+    """Await `work` until it has ended, even if the caller is cancelled meanwhile, any number of
+    times: the cancellation follows afterwards."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -58,6 +58,6 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio doesn't log it as forgotten
+            task.exception()  # read, so that asyncio doesn't log it as never retrieved
         raise cancelled
     return task.result()

@@ -1,6 +1,6 @@
-"""Resolving the names by which a run refers to Python code.
+"""Entry points: the names by which a run refers to Python code.
 
-Owns the import of `module:attribute` and the errors of it. Doesn't own what the callables do.
+Owns the import of `module:attribute` and its errors. Doesn't own what the callables do.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from everburn.config import Entrypoint
 
 
 class EntrypointError(ImportError):
-    """A name that this worker can't resolve; says which worker and where it looked."""
+    """A name that this worker can't resolve; names the worker and the search path."""
 
 
 def resolve(entrypoint: Entrypoint) -> Callable[..., Any]:
@@ -27,12 +27,11 @@ def resolve(entrypoint: Entrypoint) -> Callable[..., Any]:
     try:
         target: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        # Anything can happen while user code is imported; all of it means the same here. A script
-        # that exits when imported must not take the worker with it.
+        # A script that exits when it is imported must not end the worker.
         places = ", ".join(place or "." for place in sys.path[:3])
         raise EntrypointError(
             f"worker {worker_name()} can't import {module_name!r} for {entrypoint.name!r}: "
-            f"{type(error).__name__}: {error}. It looks in {places}, ...: start the workers where "
+            f"{type(error).__name__}: {error}. It searches {places}, ...: start the workers where "
             "the module can be imported, or set PYTHONPATH"
         ) from error
     for part in attribute.split("."):
@@ -48,10 +47,10 @@ def resolve(entrypoint: Entrypoint) -> Callable[..., Any]:
 
 
 def call(entrypoint: Entrypoint, *args: Any) -> Any:
-    """Resolve and call with the entry point's own keyword arguments."""
+    """Resolve an entry point and call it with its keyword arguments."""
     return resolve(entrypoint)(*args, **entrypoint.kwargs)
 
 
 def worker_name() -> str:
-    """This process, as error messages name it."""
+    """This process in error messages."""
     return f"{os.getpid()}@{platform.node()}"

@@ -1,10 +1,10 @@
-"""How long the user's functions may take on a trainer worker: `loss` and `prepare_batch`.
+"""The time limit of user functions on a trainer worker: `loss` and `prepare_batch`.
 
-They run on threads of their own, so that one that blocks holds up neither the SDK's event loop,
-which all sessions of the process share, nor the worker's, which heartbeats for all its leases. But
-Python can't end a thread, so one that doesn't return is given up. Owns the limit, what is said of
-a function that exceeds it, and the loop that takes the place of a blocked one. Doesn't own the
-threads (threads.py, loop.py), or rollouts, whose limit is their configuration's.
+They run on their own threads, so that one that blocks stops neither the SDK's event loop, which all
+sessions of the process share, nor the worker's, which heartbeats for all its leases. Python can't
+end a thread, so a function that doesn't return is given up. Owns the limit, its error, and the loop
+that replaces a blocked one. Doesn't own the threads (threads.py, loop.py), or the limit of
+rollouts, which is a configuration field.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from everburn.usercode.loop import UserLoop
 T = TypeVar("T")
 
 LIMIT = 1800.0
-"""Seconds: judges of a whole batch may take minutes. An activity has longer, a request of an hour
-before the function included (workflows/run/session.py): so it's the function that is named."""
+"""Seconds: judges of a whole batch may take minutes. The activity's timeout is longer, even after a
+request of an hour (workflows/run/session.py), so the error names the function."""
 
 
 class UserCodeStuckError(RuntimeError):
-    """A function of the user hasn't returned for LIMIT. It may run on, and nobody waits for it."""
+    """A user function hasn't returned within LIMIT. It may still run; its result is ignored."""
 
 
 async def limited(call: Awaitable[T]) -> T:
-    """What a call of the user's function comes to.
+    """The result of a call of a user function.
 
     Raises:
-        UserCodeStuckError: nothing, within LIMIT; and whatever the function raises.
+        UserCodeStuckError: it took longer than LIMIT; and whatever the function raises.
     """
     deadline = asyncio.timeout(LIMIT)
     try:
@@ -39,14 +39,14 @@ async def limited(call: Awaitable[T]) -> T:
         if not deadline.expired():
             raise  # the function's own
         raise UserCodeStuckError(
-            f"it hasn't returned within {LIMIT:g} s. Mend it and restart worker {worker_name()}: "
-            "a thread that blocks can't be ended, and stays there until then"
+            f"it hasn't returned within {LIMIT:g} s. Fix it and restart worker {worker_name()}: "
+            "until then its blocked thread remains, which can't be ended"
         ) from None
 
 
 class LimitedLoop:
-    """A user loop on which nothing may take longer than LIMIT. After something did, another loop
-    takes its place: the old one may never turn again."""
+    """A user loop on which no call may take longer than LIMIT. If one does, a new loop replaces
+    it, because the old one may be blocked forever."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,10 +63,10 @@ class LimitedLoop:
             return await limited(loop.run(function))
         except UserCodeStuckError:
             if self._loop is loop:
-                # Not closed: that would cancel what else is at work there, if it still turns.
+                # Not closed: that would cancel other calls there, if it still runs.
                 self._loop = UserLoop(self._name)
             raise
 
     def close(self) -> None:
-        """Cancel what runs there. Doesn't wait for blocked code."""
+        """Cancel the calls there. Doesn't wait for blocked code."""
         self._loop.close()

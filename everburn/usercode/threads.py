@@ -1,7 +1,7 @@
-"""Blocking code beside an event loop.
+"""Threads for blocking code that is awaited from an event loop.
 
-Owns the thread of one call of user code, and those of Everburn's own. Doesn't own which code
-blocks, or for how long it may.
+Owns the thread of one call of user code, and the pool of Everburn's own calls. Doesn't own which
+code blocks, or for how long it may.
 """
 
 import asyncio
@@ -14,25 +14,25 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_OWN = ThreadPoolExecutor(32, "everburn")
+_POOL = ThreadPoolExecutor(32, "everburn")
 
 
 async def to_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run blocking code of Everburn's own, as a store access, on threads that no user code gets.
+    """Run Everburn's own blocking code, such as a store access, in a pool that user code can't use.
 
-    Not by asyncio.to_thread, whose few threads are user code's, too: what hangs there keeps its
-    thread for good, also after it was given up.
+    Unlike asyncio.to_thread, whose few threads user code uses too: code that hangs there occupies
+    its thread forever.
     """
     context = copy_context()
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_OWN, context.run, function, *arguments)
+    return await loop.run_in_executor(_POOL, context.run, function, *arguments)
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run a blocking function on a thread of its own.
+    """Run a blocking function of the user on a new thread.
 
-    Not on a pool, which has few: code that hangs would hold up everybody else's. The thread
-    doesn't keep its process alive, and a caller that is cancelled doesn't wait for it.
+    Not in a pool: code that hangs would occupy its threads. The thread doesn't keep its process
+    alive, and a caller that is cancelled doesn't wait for it.
 
     Raises:
         RuntimeError: in place of a StopIteration; and whatever else the function raises.
@@ -47,22 +47,22 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            value = context.run(_to_be_raised, function)
+            value = context.run(_without_stop_iteration, function)
         except BaseException as error:
             method: Callable[[Any], None] = future.set_exception
             outcome: Any = error
         else:
             method, outcome = future.set_result, value
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: there is no caller any more
             loop.call_soon_threadsafe(settle, method, outcome)
 
     threading.Thread(target=run, name="user code", daemon=True).start()
     return await future
 
 
-def _to_be_raised(function: Callable[[], T]) -> T:
-    """Call it. A StopIteration becomes what a coroutine makes of one: no future takes it, and
-    before Python 3.12 the caller would wait for ever."""
+def _without_stop_iteration(function: Callable[[], T]) -> T:
+    """Call it. A StopIteration becomes a RuntimeError, as in a coroutine: a future refuses it, and
+    before Python 3.12 the caller would wait forever."""
     try:
         return function()
     except StopIteration as error:

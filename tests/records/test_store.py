@@ -407,8 +407,7 @@ def test_any_other_failed_write_is_a_store_error(local: ArtifactStore):
 async def test_a_store_that_fails_is_asked_again_for_a_while(
     local: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(everburn_store, "OUTAGE_INTERVAL", 0.01)
-    monkeypatch.setattr(everburn_store, "FULL_INTERVAL", 0.01)
+    monkeypatch.setattr(everburn_store, "RETRY_INTERVAL", 0.01)
     errors = [StoreError("cut off"), StoreFullError("no space"), StoreError("cut off")]
 
     def read(key: str) -> bytes:
@@ -431,7 +430,7 @@ async def test_a_store_that_fails_is_asked_again_for_a_while(
 async def test_how_long_a_store_is_waited_for_is_the_callers_to_say(
     monkeypatch: pytest.MonkeyPatch, error: StoreError
 ):
-    for name in ("OUTAGE_INTERVAL", "FULL_INTERVAL", "OUTAGE_PATIENCE"):
+    for name in ("RETRY_INTERVAL", "OUTAGE_PATIENCE"):
         monkeypatch.setattr(everburn_store, name, 0.0)
     tried: list[int] = []
 

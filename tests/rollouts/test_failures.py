@@ -13,8 +13,8 @@ from everburn.rollouts.failures import (
     Failure,
     SnapshotGoneError,
     classify,
+    decisive_error,
     needs_fresh_samples,
-    telling,
 )
 from everburn.usercode.entrypoints import EntrypointError, resolve
 
@@ -61,7 +61,7 @@ async def test_what_calls_in_parallel_raise_counts_as_it_would_alone():
             group.create_task(fail())
             group.create_task(asyncio.Event().wait())
     assert classify(caught.value) == "snapshot_gone"
-    assert telling(caught.value) is GONE
+    assert decisive_error(caught.value) is GONE
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_a_group_is_what_the_worst_of_its_errors_is(
     group = ExceptionGroup("unhandled errors in a TaskGroup", members)
     assert classify(group) == kind
     assert classify(caused(RuntimeError("the agent failed"), group)) == kind
-    assert telling(group) is telling_one
+    assert decisive_error(group) is telling_one
 
 
 def test_any_other_error_tells_itself():
     wrapped = caused(RuntimeError("the agent failed"), GONE)
-    assert telling(wrapped) is wrapped
+    assert decisive_error(wrapped) is wrapped
 
 
 def test_errors_that_lead_to_each_other_come_to_an_end():

@@ -12,7 +12,7 @@ from everburn.learning.rollout_file import read_rollout
 from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
 from everburn.records.keys import rollout_key
 from everburn.records.store import ArtifactStore, StoreFullError
-from everburn.rollouts import runner
+from everburn.rollouts import attempt as rollout_attempt
 from everburn.rollouts.runner import RolloutRunner
 from everburn.usercode.deadlines import SelfCancelledError
 from support.full_disk import FullDisk
@@ -55,7 +55,7 @@ async def test_one_without_space_for_what_an_earlier_attempt_has_finished_gives_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it is timed out, which would count."""
-    monkeypatch.setattr(runner, "STORE_PATIENCE", -1.0)
+    monkeypatch.setattr(rollout_attempt, "STORE_PATIENCE", -1.0)
     run = scripted_run(tmp_path, spread)
     await complete(run)
     again = GroupKey(cursor=0, attempt=1)
@@ -75,7 +75,7 @@ async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path:
         await aside
         return 1.0
 
-    with pytest.raises(SelfCancelledError, match="nobody had cancelled it"):
+    with pytest.raises(SelfCancelledError, match="without being cancelled"):
         await complete(scripted_run(tmp_path, play))
 
 

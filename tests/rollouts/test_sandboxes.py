@@ -67,7 +67,7 @@ async def test_a_completion_outlasts_a_store_that_cant_say_what_it_has_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has come to something by then."""
-    monkeypatch.setattr(store_module, "OUTAGE_INTERVAL", 0.01)
+    monkeypatch.setattr(store_module, "RETRY_INTERVAL", 0.01)
     look, asked = ArtifactStore.exists, []
 
     def look_unless_first(store: ArtifactStore, key: str) -> bool:

@@ -45,7 +45,7 @@ class FailingDisk:
 
         monkeypatch.setattr(store, "_write_atomically", write_if_it_can)
         monkeypatch.setattr(LocalFileSystem, "cat_file", read_if_it_can)
-        monkeypatch.setattr(store, "OUTAGE_INTERVAL", 0.01)
+        monkeypatch.setattr(store, "RETRY_INTERVAL", 0.01)
 
     def _fail(self, path: str) -> None:
         if not activity.in_activity() or len(self.failed) == self.times:

@@ -30,4 +30,4 @@ class FullDisk:
             write(path, data, once=once)
 
         monkeypatch.setattr(store, "_write_atomically", write_if_there_is_space)
-        monkeypatch.setattr(store, "FULL_INTERVAL", 0.01)
+        monkeypatch.setattr(store, "RETRY_INTERVAL", 0.01)

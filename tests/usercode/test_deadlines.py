@@ -45,8 +45,8 @@ async def test_a_cancellation_from_outside_passes() -> None:
 
 
 @pytest.mark.parametrize("seconds", [60, None])
-async def test_a_cancellation_that_nobody_asked_for_is_an_error(seconds: float | None) -> None:
-    with pytest.raises(SelfCancelledError, match="nobody had cancelled it"):
+async def test_a_cancellation_without_a_caller_is_an_error(seconds: float | None) -> None:
+    with pytest.raises(SelfCancelledError, match="without being cancelled"):
         async with user_timeout(seconds):
             aside = asyncio.create_task(asyncio.Event().wait())
             aside.cancel()
@@ -62,7 +62,7 @@ async def test_a_deadline_inside_is_not_that_outside() -> None:
             await asyncio.Event().wait()
 
 
-async def test_what_is_to_come_to_its_end_does_however_often_its_caller_is_cancelled() -> None:
+async def test_shielded_work_ends_however_often_its_caller_is_cancelled() -> None:
     begun, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def clean_up() -> None:

@@ -64,7 +64,7 @@ def test_a_missing_module_is_reported_with_the_worker_and_the_places():
     text = complaint("no_such_task:make")
     assert text.startswith(
         f"worker {worker_name()} can't import 'no_such_task' for 'no_such_task:make': "
-        "ModuleNotFoundError: No module named 'no_such_task'. It looks in "
+        "ModuleNotFoundError: No module named 'no_such_task'. It searches "
     )
     assert all((place or ".") in text for place in sys.path[:3])
     assert "start the workers where the module can be imported, or set PYTHONPATH" in text

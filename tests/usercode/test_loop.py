@@ -17,7 +17,7 @@ from support.waiting import until
 def user_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[UserLoop]:
     monkeypatch.setattr(user_loop_module, "TICK", 0.01)
     monkeypatch.setattr(user_loop_module, "GRACE", 0.05)
-    monkeypatch.setattr(user_loop_module, "UNASKED", 0.2)
+    monkeypatch.setattr(user_loop_module, "DEFAULT_LIMIT", 0.2)
     loop = UserLoop("test")
     yield loop
     loop.close()
@@ -122,7 +122,7 @@ async def test_what_nobody_waits_for_may_block_for_a_while_only(
     await user_loop.run(start)
     await until(block.begun.is_set)
     await asyncio.wait_for(user_loop.blocked(), 10)
-    assert time.monotonic() - begun >= user_loop_module.UNASKED
+    assert time.monotonic() - begun >= user_loop_module.DEFAULT_LIMIT
 
 
 async def test_a_loop_that_is_closed_lets_calls_clean_up_after_themselves(
@@ -160,7 +160,7 @@ async def test_a_loop_that_is_closed_lets_calls_clean_up_after_themselves(
 async def test_what_never_ends_keeps_no_loop_that_is_closed(
     user_loop: UserLoop, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_loop_module, "ENDING", 0.1)
+    monkeypatch.setattr(user_loop_module, "CLOSE_TIMEOUT", 0.1)
 
     async def linger() -> None:
         try:

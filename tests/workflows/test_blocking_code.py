@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from activities.runners import LOAD_TIMEOUT
-from everburn.rollouts.runner import STORE_PATIENCE
+from everburn.rollouts.attempt import STORE_PATIENCE
 from everburn.rollouts.sandboxes import END_TIMEOUT
 from everburn.usercode import loop
 from everburn.usercode.loop import GRACE
@@ -63,7 +63,7 @@ async def test_code_that_blocks_late_counts_for_its_completion_and_for_none_besi
         await run.result()
     (group,) = run.groups
     (lost,) = group.lost
-    assert lost.completion == 1 and "it blocks its worker for good" in (lost.error or "")
+    assert lost.completion == 1 and "it blocks its worker forever" in (lost.error or "")
     assert [member.completion for member in group.members] == [0, 2]
 
 

@@ -12,7 +12,7 @@ from everburn.learning.batch import Batch
 from everburn.records import run_folder, store
 from everburn.records.run_folder import Owner
 from everburn.records.store import ArtifactStore, StoreError
-from everburn.rollouts import runner
+from everburn.rollouts import attempt as rollout_attempt
 from everburn.trainers.protocol import TrainerStateLostError
 from support.failing_disk import FailingDisk
 from support.farm import Farm, Run, Start
@@ -177,7 +177,7 @@ async def test_one_that_fails_for_longer_counts_for_no_rollout(
     """Whatever an attempt reads or writes: what fails but once would be counted here."""
     monkeypatch.setattr(retries, "BACKOFF", (0.01,))
     monkeypatch.setattr(retries, "MAX_FAILURES", 1)
-    monkeypatch.setattr(runner, "STORE_PATIENCE", -3600.0)
+    monkeypatch.setattr(rollout_attempt, "STORE_PATIENCE", -3600.0)
     monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
     disks = [FailingDisk("rollout"), FailingDisk("evaluate_shard")]
     for disk in disks:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from temporalio.common import RetryPolicy
 
-from everburn.rollouts import runner
+from everburn.rollouts import attempt as rollout_attempt
 from support.farm import Start
 from support.full_disk import FullDisk
 from support.script import Draw, Script
@@ -65,7 +65,7 @@ async def test_a_rollout_that_finds_no_space_within_its_time_counts_for_nothing(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(retries, "BACKOFF", (0.01,))
-    monkeypatch.setattr(runner, "STORE_PATIENCE", -1.0)
+    monkeypatch.setattr(rollout_attempt, "STORE_PATIENCE", -1.0)
     disk = FullDisk("rollouts/row-000000.0/completion-1.parquet", TIMES)
     disk.install(monkeypatch)
     run = await start_tuned(

@@ -12,7 +12,7 @@ from everburn.config import RunConfig
 from everburn.records.ids import RunRef
 from everburn.records.provisioning import readable_name
 from everburn.rollouts.dataset import DatasetError, load_rows
-from everburn.rollouts.runner import resolve_names
+from everburn.rollouts.function import resolve_names
 from everburn.trainers.backends import api_root, training_url
 from everburn.usercode.entrypoints import EntrypointError
 from workers.cli.run_file import RunFile
