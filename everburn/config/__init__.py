@@ -6,11 +6,11 @@
 | rules | combinations of fields |
 | run_config | a configuration read whole, with all problems at once |
 | problems | the text of those problems |
-| changes | what may change while a run goes on, and in a fork |
+| changes | what may change while a run continues, and in a fork |
 | names | the forms of references to trained state |
 
-Doesn't own what needs the outside world to check: whether an entry point imports, a dataset exists
-or a server answers is found out by the run's first activity, before anything is provisioned.
+Doesn't own checks that need the outside world (does an entry point import, a dataset exist, a
+server answer?): the run's first activity makes them, before anything is provisioned.
 """
 
 from everburn.config.changes import (

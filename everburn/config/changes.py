@@ -1,4 +1,4 @@
-"""What may change in a configuration: while its run goes on, and in a fork of it."""
+"""Changes to a configuration: of a running run, and in a fork."""
 
 from typing import Any
 
@@ -24,18 +24,18 @@ RECONFIGURABLE = frozenset(
         "output_model_id",
     }
 )
-"""What may change while a run goes on: what its workflow decides by, step for step."""
+"""Fields that may change while a run continues: its workflow reads them at every step."""
 
 
 def reconfigured(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """A running run's configuration with some fields changed.
 
     Raises:
-        ConfigError: a field can't change while a run goes on, or its value won't do.
+        ConfigError: a field can't change while a run continues, or its value is invalid.
     """
     fixed = sorted(set(changes) - RECONFIGURABLE)
     if fixed or not changes:
-        what = f"{', '.join(fixed)} can't change while a run goes on" if fixed else "no changes"
+        what = f"{', '.join(fixed)} can't change while a run continues" if fixed else "no changes"
         raise ConfigError(f"{what}; what can: {', '.join(sorted(RECONFIGURABLE))}")
     return parse_config(config.model_dump(mode="json") | changes)
 
@@ -55,32 +55,31 @@ FIXED_IN_FORKS = frozenset(
         "store",
     }
 )
-"""What a run's past was made with, and can't be told otherwise: its weights, and which row a cursor
-means."""
+"""Fields on which a run's past depends: its weights, and the row that a cursor refers to."""
 
 
 STARTS = frozenset({"init_from_checkpoint", "warm_start_from_adapter"})
-"""Where the weights of a new run come from."""
+"""The origins of a new run's weights."""
 
 
 def forked(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """A fork's configuration: `values`, whole, where they leave the past of `config` alone.
+    """A fork's configuration, from all its values.
 
     Raises:
-        ConfigError: a field can't change in a fork, or its value won't do.
+        ConfigError: a field differs from `config` that can't change in a fork, or is invalid.
     """
     found = parse_config(values)
     changed = changed_fields(config, found).keys()
     if starts := sorted(changed & STARTS):
         raise ConfigError(
-            f"{', '.join(starts)} can't change in a fork: its weights and optimizer are those that "
-            "the run had after the step of --at-step. Start a new run for others"
+            f"{', '.join(starts)} can't change in a fork: its weights and optimizer are those of "
+            "the run after the step of --at-step. Start a new run for others"
         )
     fixed = sorted(changed & FIXED_IN_FORKS)
     if fixed:
         raise ConfigError(
-            f"{', '.join(fixed)} can't change in a fork, whose past was made with it: start a new "
-            f"run for that. What can't: {', '.join(sorted(FIXED_IN_FORKS | STARTS))}"
+            f"{', '.join(fixed)} can't change in a fork, because its past depends on it: start a "
+            f"new run for that. What can't: {', '.join(sorted(FIXED_IN_FORKS | STARTS))}"
         )
     return found
 

@@ -1,6 +1,6 @@
-"""The fields of a configuration: names, types, bounds, defaults, and what follows from them.
+"""The fields of a configuration: names, types, bounds, defaults, and values derived from them.
 
-Doesn't own the rules between them (rules.py).
+Doesn't own the rules between fields (rules.py).
 """
 
 from typing import Annotated, Literal
@@ -10,10 +10,9 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    field_validator,
 )
 
-from everburn.config.names import check_adapter, check_checkpoint, check_model_id
+from everburn.config.names import AdapterName, CheckpointName, ModelId
 from everburn.config.provisioning import DeploymentProvisioning, TrainerProvisioning
 from everburn.config.sources import AdvantageSource, DatasetSource, Entrypoint, LossSource
 from everburn.learning.losses import (
@@ -24,14 +23,14 @@ from everburn.learning.losses import (
 )
 
 MAX_COMPLETIONS = 512
-"""Of a row: each is an activity of one workflow, and a server allows so many to be pending."""
+"""Per row: each is an activity of one workflow, and a server limits the pending ones."""
 
 
 PROVISIONING: dict[str, type[BaseModel]] = {
     "trainer": TrainerProvisioning,
     "deployment": DeploymentProvisioning,
 }
-"""The fields that are objects with fields of their own."""
+"""Fields that are objects with their own fields."""
 
 _Count = Annotated[int, Field(ge=1)]
 _Natural = Annotated[int, Field(ge=0)]
@@ -40,7 +39,7 @@ _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class RunFields(BaseModel):
-    """The fields alone: whether they go together, RunConfig checks."""
+    """The fields alone; RunConfig checks their combinations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -50,7 +49,7 @@ class RunFields(BaseModel):
     )
     dataset: DatasetSource = Field(description="The training rows.")
     extras: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Handed to the rollout factory as `setup.extras`."
+        default_factory=dict, description="Passed to the rollout factory as `setup.extras`."
     )
     dynamic_filter: Entrypoint | None = Field(
         default=None, description="`filter(group, **kwargs) -> bool`; false rejects the group."
@@ -62,7 +61,7 @@ class RunFields(BaseModel):
     )
     epochs: _Count = 1
     shuffle: bool = True
-    seed: _Natural = Field(default=0, description="Of the row order and of a new adapter.")
+    seed: _Natural = Field(default=0, description="Seed of the row order and of a new adapter.")
     max_rows: _Count | None = Field(default=None, description="Use only the first rows.")
 
     # The model and where it trains
@@ -78,7 +77,7 @@ class RunFields(BaseModel):
     lora_alpha: _Count = 32
     backend: Literal["emulator", "emulator-dedicated", "serverless", "dedicated"] = Field(
         default="serverless",
-        description="A service of Fireworks, or the local emulator in the place of either.",
+        description="A Fireworks service, or the local emulator in place of either.",
     )
     trainer: TrainerProvisioning | None = Field(
         default=None, description="The trainer job of dedicated training."
@@ -86,24 +85,24 @@ class RunFields(BaseModel):
     deployment: DeploymentProvisioning | None = Field(
         default=None, description="The deployment of dedicated training."
     )
-    init_from_checkpoint: str | None = Field(
+    init_from_checkpoint: CheckpointName | None = Field(
         default=None,
         description="Weights and optimizer to start from: another run's checkpoint, or for "
         "`everburn resume` one of the run's own by name.",
     )
-    warm_start_from_adapter: str | None = Field(
+    warm_start_from_adapter: AdapterName | None = Field(
         default=None, description="LoRA weights to start from, with a fresh optimizer."
     )
-    output_model_id: str | None = Field(
+    output_model_id: ModelId | None = Field(
         default=None, description="The id under which the final policy becomes a model."
     )
     output_merged: bool = Field(
         default=False,
-        description="Whether an adapter becomes a model with its base model merged in; dedicated.",
+        description="Dedicated training: promote an adapter merged into its base model.",
     )
     base_url: str | None = Field(
         default=None,
-        description="Of the training API; by default Fireworks, or the local emulator's.",
+        description="URL of the training API; by default that of Fireworks or the emulator.",
     )
     api_key_env: str = Field(
         default="FIREWORKS_API_KEY",
@@ -139,25 +138,25 @@ class RunFields(BaseModel):
         default=None, description="Inference requests in flight per rollout worker."
     )
     record_sampling_calls: bool = Field(
-        default=True, description="So that a completion that is run again repeats no finished call."
+        default=True, description="A completion that is run again repeats no recorded call."
     )
     rollout_timeout: _Seconds = Field(default=3600.0, description="Per completion, in seconds.")
 
-    # Optimisation
+    # Optimization
     advantages: AdvantageSource = Field(
         default="group_zscore",
-        description="Of a group's completions; `advantages(rewards, **kwargs)` gives one for each.",
+        description="Per group; `advantages(rewards, **kwargs)` returns one per completion.",
     )
     loss: LossSource = Field(
         default="grpo",
-        description="One of the service, or `loss(data, logprobs, **kwargs) -> (loss, metrics)`.",
+        description="A service loss, or `loss(data, logprobs, **kwargs) -> (loss, metrics)`.",
     )
     loss_config: LossConfig = Field(
         default_factory=dict, description="The service's loss_fn_config."
     )
     router_replay: bool = Field(
         default=False,
-        description="Of models with experts: train with the routing that sampling used.",
+        description="For models with experts: train with the routing that sampling used.",
     )
     learning_rate: _NonNegative = 1e-5
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
@@ -180,7 +179,7 @@ class RunFields(BaseModel):
     )
     evaluation_interval: _Count = 1
     initial_evaluation: bool = Field(
-        default=True, description="Evaluate the policy that the run begins, or is resumed, with."
+        default=True, description="Evaluate the policy with which the run starts or is resumed."
     )
     evaluation_temperature: _NonNegative = 0.0
     evaluation_timeout: _Seconds = 3600.0
@@ -188,16 +187,16 @@ class RunFields(BaseModel):
     # Failure
     on_fatal: Literal["auto", "fail", "hold"] = Field(
         default="auto",
-        description="What a fatal error does to the run. auto: one of the run's own code, data or "
-        "configuration ends it, one of the training service holds it until a person resumes it.",
+        description="On a fatal error. auto: an error in the run's code, data or configuration "
+        "ends the run, one of the training service holds it until a person resumes it.",
     )
     require_update: bool = Field(
         default=False, description="A step without any training signal is an error."
     )
     on_any_rollout_failure: Literal["drop", "fail"] = Field(
         default="drop",
-        description="What a completion that failed for good means; fail ends the run once those in "
-        "flight have ended, and for an evaluation too.",
+        description="When a completion has failed finally. fail: end the run once completions in "
+        "flight have ended; for evaluations too.",
     )
 
     # State
@@ -212,29 +211,8 @@ class RunFields(BaseModel):
     )
     save_final_checkpoint: bool = True
     store: str = Field(
-        default="runs", description="Folder or URL below which the run's own folder is made."
+        default="runs", description="Folder or URL in which the run's folder is created."
     )
-
-    @field_validator("init_from_checkpoint")
-    @classmethod
-    def _check_checkpoint(cls, value: str | None) -> str | None:
-        if value is not None:
-            check_checkpoint(value)
-        return value
-
-    @field_validator("warm_start_from_adapter")
-    @classmethod
-    def _check_adapter(cls, value: str | None) -> str | None:
-        if value is not None:
-            check_adapter(value)
-        return value
-
-    @field_validator("output_model_id")
-    @classmethod
-    def _check_model_id(cls, value: str | None) -> str | None:
-        if value is not None:
-            check_model_id(value)
-        return value
 
     @property
     def batch_samples(self) -> int:
@@ -254,12 +232,12 @@ class RunFields(BaseModel):
 
     @property
     def sent_loss_config(self) -> LossConfig:
-        """The loss's settings with the defaults that are sent explicitly."""
+        """The loss's settings, including defaults that are sent explicitly."""
         return effective_settings(self.loss, self.loss_config) if isinstance(self.loss, str) else {}
 
     @property
     def clip(self) -> Clip | None:
-        """How the loss clips the policy ratio, where it does."""
+        """How the loss clips the policy ratio; None if it doesn't."""
         return clip_of(self.loss, self.loss_config) if isinstance(self.loss, str) else None
 
     @property
@@ -269,8 +247,8 @@ class RunFields(BaseModel):
 
     @property
     def served_tolerance(self) -> float:
-        """How far sampler and trainer may be apart: on the emulator both compute in float32, on
-        GPUs they differ in kernels and precision."""
+        """How much sampler and trainer may differ: on the emulator both compute in float32, on GPUs
+        kernels and precision differ."""
         if self.publication_tolerance is not None:
             return self.publication_tolerance
         return 0.002 if self.local else 0.1
@@ -282,7 +260,7 @@ class RunFields(BaseModel):
 
     @property
     def dedicated(self) -> bool:
-        """Whether it trains on a job of its own and samples from a deployment."""
+        """Whether it trains on its own job and samples from a deployment."""
         return self.backend in ("dedicated", "emulator-dedicated")
 
     @property

@@ -1,10 +1,13 @@
-"""References to trained state: checkpoints, adapters, models, in each form that people write.
+"""The forms of references to trained state: checkpoints, adapters, models.
 
-Owns the forms and the text that refuses another one. Doesn't own whether what is referred to
-exists: the training service says.
+Owns the forms and the error texts. Doesn't own whether the referenced state exists: the training
+service knows.
 """
 
 import re
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NAME = re.compile(_LABEL)
@@ -24,20 +27,21 @@ CHECKPOINT_FORMS = (
 
 
 class ReferenceFormError(ValueError):
-    """Text that can't refer to what is wanted; says what could."""
+    """Text in none of the forms of a reference; the message names them."""
 
 
-def check_checkpoint(text: str) -> None:
-    """Raises ReferenceFormError for what is no reference to a checkpoint."""
+def check_checkpoint(text: str) -> str:
+    """The text. Raises ReferenceFormError unless it refers to a checkpoint."""
     found = _REFERENCE.fullmatch(text)
     name = found["name"] if found else text
     if _SNAPSHOT.fullmatch(name) or _SESSION_RESOURCE.fullmatch(text):
         raise ReferenceFormError(
             f"{text!r} is a sampler snapshot, not a checkpoint: it holds no optimizer state, and "
-            f"training can't go on from it; {CHECKPOINT_FORMS}"
+            f"training can't continue from it; {CHECKPOINT_FORMS}"
         )
     if not (found or is_bare_name(text) or _CROSS_JOB.fullmatch(text)):
         raise ReferenceFormError(f"{text!r} isn't a checkpoint: {CHECKPOINT_FORMS}")
+    return text
 
 
 def is_bare_name(text: str) -> bool:
@@ -45,18 +49,25 @@ def is_bare_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def check_adapter(text: str) -> None:
-    """Raises ReferenceFormError for what is no reference to an adapter."""
+def check_adapter(text: str) -> str:
+    """The text. Raises ReferenceFormError unless it refers to an adapter."""
     if not _ADAPTER.fullmatch(text):
         raise ReferenceFormError(
             f"{text!r} isn't an adapter: write accounts/<account>/models/<id> of a LoRA model, or "
             "the gs:// folder of one in PEFT's format. A checkpoint goes into init_from_checkpoint"
         )
+    return text
 
 
-def check_model_id(text: str) -> None:
-    """Raises ReferenceFormError for what can't be the id of a promoted model."""
+def check_model_id(text: str) -> str:
+    """The text. Raises ReferenceFormError unless it can be the id of a promoted model."""
     if not _MODEL_ID.fullmatch(text):
         raise ReferenceFormError(
             f"{text!r} can't be the id of a model: 1 to 63 characters of a-z, 0-9 and '-'"
         )
+    return text
+
+
+CheckpointName = Annotated[str, AfterValidator(check_checkpoint)]
+AdapterName = Annotated[str, AfterValidator(check_adapter)]
+ModelId = Annotated[str, AfterValidator(check_model_id)]

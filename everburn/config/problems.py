@@ -1,4 +1,4 @@
-"""The problems of a configuration as its author reads them: all at once, each with its path."""
+"""The text of a configuration's problems: all at once, each with its path."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from everburn.config.sources import Entrypoint
 
 
 class ConfigError(ValueError):
-    """A configuration that can't be run. The message lists every problem with its path."""
+    """An invalid configuration. The message lists every problem with its path."""
 
 
 def describe_problems(error: ValidationError, value: object) -> str:

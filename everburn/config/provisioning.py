@@ -1,4 +1,4 @@
-"""The fields of `trainer` and `deployment`: what a configuration asks of dedicated training.
+"""The fields of `trainer` and `deployment`: the provisioning that a configuration requests.
 
 Doesn't own what a run has (records/provisioning.py).
 """
@@ -6,7 +6,7 @@ Doesn't own what a run has (records/provisioning.py).
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_INACTIVITY = 3 * 3600.0
 """Seconds; the service refuses more."""
@@ -16,13 +16,7 @@ PENDING_TIMEOUT = 48 * 3600.0
 
 
 MAX_HOTLOAD = 3600.0
-"""Seconds; the run takes an operation of two hours for one that never ends."""
-
-
-_SHAPE = re.compile(r"accounts/[^/]+/trainingShapes/[^/]+(/versions/[^/]+)?")
-
-
-_DEPLOYMENT_SHAPE = re.compile(r"accounts/[^/]+/deploymentShapes/[^/]+(/versions/[^/]+)?")
+"""Seconds; an operation of two hours counts as one that never ends."""
 
 
 _ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -41,18 +35,36 @@ def _check_id(value: str) -> str:
     return value
 
 
-_ResourceId = Annotated[str, AfterValidator(_check_id)]
+_Id = Annotated[str, AfterValidator(_check_id)]
+
+
+def _shape_check(what: str, folder: str) -> AfterValidator:
+    form = re.compile(rf"accounts/[^/]+/{folder}/[^/]+(/versions/[^/]+)?")
+
+    def check(value: str) -> str:
+        if not form.fullmatch(value):
+            raise ValueError(
+                f"{value!r} isn't a {what}: write "
+                f"accounts/<account>/{folder}/<shape>[/versions/<version>]"
+            )
+        return value
+
+    return AfterValidator(check)
+
+
+_TrainingShape = Annotated[str, _shape_check("training shape", "trainingShapes")]
+_DeploymentShape = Annotated[str, _shape_check("deployment shape", "deploymentShapes")]
 
 
 class TrainerProvisioning(_Provisioning):
-    """The trainer job. Without `job_id` the run makes its own."""
+    """The trainer job. Without `job_id` the run creates its own."""
 
-    training_shape: str | None = Field(
+    training_shape: _TrainingShape | None = Field(
         default=None,
         description="accounts/<account>/trainingShapes/<shape>, its latest validated version "
         "unless one is named; by default Fireworks selects.",
     )
-    job_id: _ResourceId | None = Field(default=None, description="An existing job to attach to.")
+    job_id: _Id | None = Field(default=None, description="An existing job to attach to.")
     region: str | None = Field(default=None, min_length=1)
     replicas: int | None = Field(default=None, ge=1, description="Data-parallel replicas.")
     max_context_length: int | None = Field(default=None, ge=1)
@@ -68,63 +80,44 @@ class TrainerProvisioning(_Provisioning):
         default=PENDING_TIMEOUT, gt=0, description="Seconds to wait for capacity."
     )
     ready_timeout: float = Field(
-        default=3600.0, gt=0, description="Seconds to wait for a job that has found its machines."
+        default=3600.0, gt=0, description="Seconds to wait for a job that has its machines."
     )
     cleanup: Literal["keep", "delete"] = Field(
         default="delete", description="At the run's end; an attached job is always kept."
     )
 
-    @field_validator("training_shape")
-    @classmethod
-    def _check_shape(cls, value: str | None) -> str | None:
-        if value is not None and not _SHAPE.fullmatch(value):
-            raise ValueError(
-                f"{value!r} isn't a training shape: write "
-                "accounts/<account>/trainingShapes/<shape>[/versions/<version>]"
-            )
-        return value
-
 
 class DeploymentProvisioning(_Provisioning):
     """The deployment that rollouts sample from. One policy version is served at a time."""
 
-    deployment_id: _ResourceId | None = Field(
-        default=None, description="An existing deployment to use; by default the run makes one."
+    deployment_id: _Id | None = Field(
+        default=None, description="An existing deployment to use; by default the run creates one."
     )
-    shape: str | None = Field(
+    shape: _DeploymentShape | None = Field(
         default=None,
         description="accounts/<account>/deploymentShapes/<shape>; by default the training shape's.",
     )
     tokenizer_model: str | None = Field(
         default=None,
         min_length=1,
-        description="As the recipe names it here; stands for the run's own tokenizer_model.",
+        description="Stands for the run's tokenizer_model, which the recipe names here.",
     )
     replicas: int = Field(default=1, ge=1)
     region: str | None = Field(default=None, min_length=1)
     weight_sync_scope: Literal["per_trainer", "per_deployment"] = Field(
-        default="per_trainer", description="Whose bucket snapshots go through."
+        default="per_trainer", description="Whose bucket transfers the snapshots."
     )
     transition_type: Literal["async", "sync"] | None = Field(
         default=None,
-        description="What new weights do to requests in flight: swap under them, or wait.",
+        description="Whether new weights are swapped under requests in flight, or wait for them.",
     )
     hotload_timeout: float = Field(
         default=600.0,
         gt=0,
         le=MAX_HOTLOAD,
-        description="Seconds for new weights to be served everywhere.",
+        description="Seconds until all replicas serve new weights.",
     )
     cleanup: Literal["keep", "scale_to_zero", "delete"] = Field(
-        default="delete", description="At the run's end; one the run didn't make is always kept."
+        default="delete",
+        description="At the run's end; an attached deployment is always kept.",
     )
-
-    @field_validator("shape")
-    @classmethod
-    def _check_shape(cls, value: str | None) -> str | None:
-        if value is not None and not _DEPLOYMENT_SHAPE.fullmatch(value):
-            raise ValueError(
-                f"{value!r} isn't a deployment shape: write "
-                "accounts/<account>/deploymentShapes/<shape>[/versions/<version>]"
-            )
-        return value

@@ -12,7 +12,7 @@ from everburn.learning.losses import settings_problems, unknown_settings
 
 
 def broken_combinations(config: RunFields, wrong: set[int | str]) -> list[InitErrorDetails]:
-    """The problems between fields, except where one of the fields is wrong by itconfig."""
+    """The problems between fields, except where one of the fields is wrong by itself."""
     return [
         InitErrorDetails(type=PydanticCustomError("combination", text), loc=fields[:1], input=None)
         for fields, text in _combination_problems(config)
@@ -21,7 +21,7 @@ def broken_combinations(config: RunFields, wrong: set[int | str]) -> list[InitEr
 
 
 def _combination_problems(config: RunFields) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The broken rules between fields: the fields, first the one to change, and a text."""
+    """Broken rules: their fields, first the one to change, and a text."""
     group = config.completions_per_prompt
     if config.min_group_size > group:
         yield (
@@ -60,7 +60,7 @@ def _combination_problems(config: RunFields) -> Iterator[tuple[tuple[str, ...], 
             "must be the adapter's rank, above 0, to start from an adapter",
         )
     if config.output_merged and config.output_model_id is None:
-        yield ("output_merged", "output_model_id"), "is about a model: name its output_model_id"
+        yield ("output_merged", "output_model_id"), "requires output_model_id"
     if config.output_merged and config.lora_rank == 0:
         yield ("output_merged", "lora_rank"), "all parameters are trained: there is no adapter"
     if config.output_merged and not config.dedicated:
@@ -110,8 +110,8 @@ def _provisioning_problems(config: RunFields) -> Iterator[tuple[tuple[str, ...],
     if deployment.weight_sync_scope == "per_deployment" and trainer.job_id is not None:
         yield (
             ("deployment", "trainer"),
-            "weight_sync_scope 'per_deployment' is settled when the trainer job is made: it "
-            "can't be had with a job_id to attach to",
+            "weight_sync_scope 'per_deployment' is fixed when the trainer job is created: it "
+            "can't be combined with the job_id of an existing one",
         )
 
 
@@ -127,20 +127,20 @@ def _loss_problems(config: RunFields) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def origin_problem(config: RunFields) -> str | None:
-    """Why a new run can't start from what it names, or None: only a run that exists has
-    checkpoints of its own."""
+    """Why a new run can't start from `init_from_checkpoint`, or None: only an existing run has
+    checkpoints."""
     name = config.init_from_checkpoint
     if name is None or not is_bare_name(name):
         return None
     return (
         f"init_from_checkpoint: {name!r} is the name of a checkpoint within a run, and a new "
-        "run has none: give the full path, as it was printed when it was saved, or go on with "
+        "run has none: give the full path, as printed when it was saved, or continue "
         f"that run by `everburn resume RUN --set init_from_checkpoint={name}`"
     )
 
 
 def warnings_of(config: RunFields) -> list[str]:
-    """Settings that run, but not as their author probably meant."""
+    """Valid settings that their author probably didn't intend."""
     notes = []
     limit = config.max_concurrency_rollout_sample
     if limit is not None:
@@ -164,5 +164,5 @@ def warnings_of(config: RunFields) -> list[str]:
             "once more: with 'num_sequences' a step is the mean over sequences, as published"
         )
     if config.temperature == 0:
-        notes.append("temperature=0: all completions of a row are alike and train nothing")
+        notes.append("temperature=0: all completions of a row are equal and train nothing")
     return notes

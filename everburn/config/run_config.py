@@ -14,14 +14,14 @@ MAX_CONFIG_BYTES = 64 * 1024
 
 
 class RunConfig(RunFields):
-    """What a run trains, on what, and how. Immutable; unknown fields are refused, and nothing
-    is converted: `"3"` and `true` aren't counts."""
+    """The configuration of a run. Immutable; unknown fields are refused, and nothing is
+    converted: `"3"` and `true` aren't counts."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _check_everything(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """One error holds every problem: where some fields are wrong, the rules between the
-        others are checked all the same."""
+        """One error holds every problem: if some fields are wrong, the rules between the others
+        are still checked."""
         value = _with_tokenizer(value)
         try:
             config = handler(value)
@@ -40,17 +40,17 @@ class RunConfig(RunFields):
         raise ValidationError.from_exception_data(cls.__name__, problems)
 
     def origin_problem(self) -> str | None:
-        """Why a new run can't start from what it names, or None."""
+        """Why a new run can't start from `init_from_checkpoint`, or None."""
         return origin_problem(self)
 
     def warnings(self) -> list[str]:
-        """Settings that run, but not as their author probably meant."""
+        """Valid settings that their author probably didn't intend."""
         return warnings_of(self)
 
 
 def _with_tokenizer(value: Any) -> Any:
-    """The recipe's configurations name the tokenizer with the deployment; a run has it by itself,
-    whatever it trains on."""
+    """The recipe's configurations name the tokenizer in `deployment`; Everburn needs it for every
+    backend."""
     deployment = value.get("deployment") if isinstance(value, dict) else None
     named = deployment.get("tokenizer_model") if isinstance(deployment, dict) else None
     if not isinstance(named, str) or value.get("tokenizer_model") is not None:
@@ -82,6 +82,6 @@ def parse_config(value: object) -> RunConfig:
 
 
 def _read(name: str, value: Any) -> Any:
-    """A right field's value as the rules between fields know it."""
+    """A valid field's value, in the type that the rules between fields expect."""
     provisioning = PROVISIONING.get(name)
     return provisioning.model_validate(value) if provisioning and value is not None else value

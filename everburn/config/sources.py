@@ -1,6 +1,6 @@
-"""What a configuration names rather than holds: callables of the user, files of rows, losses.
+"""What a configuration refers to by name: the user's callables, files of rows, losses.
 
-Owns the forms in which they are written. Doesn't own resolving them (usercode/entrypoints.py,
+Owns the forms of the names. Doesn't own resolving them (usercode/entrypoints.py,
 rollouts/dataset.py).
 """
 
@@ -51,53 +51,50 @@ class Entrypoint(BaseModel):
         return value
 
 
-def _source(value: Any) -> Any:
-    """A bare string is a path or URL; a callable that returns rows is written as an object."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, dict | Entrypoint):
-        raise ValueError('write a path or URL, or {"name": "package.module:function"}')
-    return Entrypoint.model_validate(value)
-
-
-DatasetSource = Annotated[str | Entrypoint, BeforeValidator(_source)]
-"""Rows: the path or URL of a .jsonl or .parquet file, or `{"name": "module:function"}`."""
-
-
-def _loss(value: Any) -> Any:
-    """A bare string names a loss of the service; a Python function is written as an object."""
-    if isinstance(value, str):
-        if value not in LOSSES:
-            raise ValueError(
-                f"{value!r} is no loss of the service ({', '.join(LOSSES)}); a Python loss is "
-                'written as {"name": "package.module:function"}'
-            )
-        return value
-    if not isinstance(value, dict | Entrypoint):
-        raise ValueError('write the name of a loss, or {"name": "package.module:function"}')
-    return Entrypoint.model_validate(value)
-
-
-LossSource = Annotated[LossName | Entrypoint, BeforeValidator(_loss)]
-"""What is minimised: a loss of the service by name, or `{"name": "module:function"}`."""
-
-
-def _advantages(value: Any) -> Any:
-    """As `_loss`: a bare string is one of Everburn's own functions."""
-    if isinstance(value, str) and value not in get_args(AdvantageName):
-        raise ValueError(
-            f"{value!r} is none of {', '.join(get_args(AdvantageName))}; a function of your own is "
-            'written as {"name": "package.module:function"}'
-        )
-    if isinstance(value, str | Entrypoint):
-        return value
-    if not isinstance(value, dict):
-        raise ValueError('write a name, or {"name": "package.module:function"}')
-    return Entrypoint.model_validate(value)
-
-
 AdvantageName = Literal["group_zscore", "mean_only", "leave_one_out"]
 
 
-AdvantageSource = Annotated[AdvantageName | Entrypoint, BeforeValidator(_advantages)]
+def _source(form: str, names: tuple[str, ...] = (), unknown: str = "") -> BeforeValidator:
+    """A bare string is a path, or one of `names`; a callable is written as an object.
+
+    form: how to write a source. unknown: the error for another name, after the name.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            if names and value not in names:
+                raise ValueError(f"{value!r} {unknown}")
+            return value
+        if not isinstance(value, dict | Entrypoint):
+            raise ValueError(form)
+        return Entrypoint.model_validate(value)
+
+    return BeforeValidator(check)
+
+
+DatasetSource = Annotated[
+    str | Entrypoint, _source('write a path or URL, or {"name": "package.module:function"}')
+]
+"""Rows: the path or URL of a .jsonl or .parquet file, or `{"name": "module:function"}`."""
+
+LossSource = Annotated[
+    LossName | Entrypoint,
+    _source(
+        'write the name of a loss, or {"name": "package.module:function"}',
+        tuple(LOSSES),
+        f"is no loss of the service ({', '.join(LOSSES)}); a Python loss is "
+        'written as {"name": "package.module:function"}',
+    ),
+]
+"""The objective: a loss of the service by name, or `{"name": "module:function"}`."""
+
+AdvantageSource = Annotated[
+    AdvantageName | Entrypoint,
+    _source(
+        'write a name, or {"name": "package.module:function"}',
+        get_args(AdvantageName),
+        f"is none of {', '.join(get_args(AdvantageName))}; a function of your own is "
+        'written as {"name": "package.module:function"}',
+    ),
+]
 """Rewards of a group to advantages: by name, or `{"name": "module:function"}`."""

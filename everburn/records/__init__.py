@@ -1,16 +1,16 @@
-"""What a run leaves in its folder, and what is made of it later.
+"""The files in a run's folder, and their later uses.
 
 | file | owns |
 | --- | --- |
-| ids, keys | what history carries instead of data; the keys under which data lies |
+| ids, keys | names and references that history carries instead of data; the keys of files |
 | store | files: bytes, digests, atomicity |
-| run_folder | the configuration, and whose folder it is |
+| run_folder | the configuration, and the folder's owner |
 | ledger, steps | committed optimizer steps, and writing one |
-| commands | what a run was told, and how it ended |
-| publications, checkpoints | who serves a version; resumable states |
+| commands | commands to a run, and how it ended |
+| publications, checkpoints | the sampler of each version; resumable states |
 | metrics | figures per step |
-| provisioning | the trainer job and the deployment of a run |
-| replay, verification, forks | the ledger executed again, checked, and taken over |
+| provisioning | the trainer job and the deployment that a run rents |
+| replay, verification, forks | the ledger executed again, checked, and copied |
 
-Doesn't own rollouts and groups (learning/), or when anything is written (activities/).
+Doesn't own rollouts and groups (learning/), or when files are written (activities/).
 """

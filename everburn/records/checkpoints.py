@@ -1,8 +1,7 @@
 """Checkpoint records: which trainer state belongs to which step.
 
-Owns the record. A checkpoint is a trainer's state and the run state that belongs to it, together:
-one of step k > 0 is eligible once the ledger has step k, of its own lease or an earlier one.
-Doesn't own the state itself (the training service's).
+A checkpoint of step k > 0 is eligible once the ledger has step k, committed under the same lease or
+an earlier one. Doesn't own the state itself: the training service does.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from everburn.records.store import ArtifactStore
 
 
 class Checkpoint(BaseModel):
-    """`path` is the full reference under which the training service loads it."""
+    """`path` is the full reference by which the training service loads it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,7 +28,7 @@ class Checkpoint(BaseModel):
 
 
 def record_checkpoint(store: ArtifactStore, checkpoint: Checkpoint) -> None:
-    """Keep the record; another lease's of the same step stays."""
+    """Write the record. Records of the same step by other leases stay."""
     key = checkpoint_key(checkpoint.step, checkpoint.epoch)
     store.put_json(key, checkpoint.model_dump(mode="json"))
 
@@ -46,8 +45,8 @@ def find_checkpoint(store: ArtifactStore, step: int, since: int = 0) -> Checkpoi
 def eligible_checkpoints(store: ArtifactStore, ledger: Sequence[LedgerEntry]) -> list[Checkpoint]:
     """The checkpoints that belong to the ledger's steps, state-0 first.
 
-    A state that was saved before its step was lost and taken again isn't the ledger's: its
-    gradients may have been added up in another order.
+    A state saved by an earlier lease than the one that committed the step doesn't belong to it:
+    its gradients may have been summed in another order.
     """
     first = find_checkpoint(store, 0)
     others = (find_checkpoint(store, entry.step, since=entry.epoch) for entry in ledger)

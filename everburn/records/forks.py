@@ -1,9 +1,8 @@
 """Forks: a run's past up to a step, copied into the folder of a new run.
 
-Owns what that past consists of. After the copy the new folder
-reads like that of a run which ended after the step, and its run goes on as any resumed one does
-(workers/cli/resume.py); the old folder, and the old run, aren't needed any more. Doesn't own the
-checkpoints' bytes: those stay at the training service, under the references that were recorded.
+Owns what that past consists of. The new folder looks like that of a run which ended after the step,
+and its run continues like any resumed one (workers/cli/resume.py); the old folder and run aren't
+needed any more. Doesn't own the checkpoints' bytes: those stay at the training service.
 """
 
 import json
@@ -31,11 +30,11 @@ from everburn.records.store import ArtifactStore
 
 
 class ForkError(ValueError):
-    """A run can't be forked there; says why."""
+    """A run can't be forked at a step; says why."""
 
 
 def check_past(run: RunRef, step: int) -> None:
-    """Whether the run, which may be running, has a state after `step` to begin from.
+    """Check that a run, which may be running, has a state after `step` to start from.
 
     Raises:
         ForkError
@@ -54,15 +53,15 @@ def check_past(run: RunRef, step: int) -> None:
 
 
 def copy_past(origin: Origin, target: RunRef, config: RunConfig, at: float) -> None:
-    """Copy what the run at `origin` was after that step, for a new run of `config`.
+    """Copy the past of the run at `origin` for a new run of `config`.
 
-    Trained groups, with all that the ledger names by digest, and rejected ones come along.
-    Completed and untrained ones do, if they were admitted under a version of that time, unless the
-    changes could have made them otherwise: then their rows are begun anew. config.json is written
+    Trained groups, with all files that the ledger names by digest, and rejected groups are copied.
+    Untrained groups that were admitted under a version of that past are copied too, unless changed
+    fields could have affected them: then their rows are sampled again. config.json is written
     last: a folder without it is no run.
 
     Raises:
-        CorruptArtifactError: a file isn't as it was recorded.
+        CorruptArtifactError: a file has changed since it was recorded.
         FileNotFoundError: a file that the ledger names is missing.
         StoreError
     """
@@ -114,7 +113,7 @@ def _named_by(entry: LedgerEntry) -> Iterator[StoredRef]:
 
 
 def _copy_all(source: ArtifactStore, copy: ArtifactStore, ref: StoredRef) -> None:
-    """A file, and before it what it names by digest."""
+    """Copy a file, after the files that it names by digest."""
     if copy.exists(ref.key):
         return
     data = source.get(ref)
@@ -137,7 +136,7 @@ def _refs(value: Any) -> Iterator[StoredRef]:
 
 
 def _copy_figures(source: ArtifactStore, copy: ArtifactStore, step: int) -> None:
-    """Metrics of the steps, and evaluations of the versions before the one that is begun from."""
+    """Metrics of the steps, and evaluations of the versions before the fork's first one."""
     records = (r for r in metrics.read(source) if r.stream == metrics.STEP_STREAM)
     metrics.record(copy, [record for record in records if record.index <= step])
     for version in range(step):

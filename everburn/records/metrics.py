@@ -1,10 +1,10 @@
-"""The metrics file: `metrics.jsonl`, flat JSON objects, one a line.
+"""The metrics file: `metrics.jsonl`, one flat JSON object per line.
 
-Owns the file and the rule that a (stream, index) has one record, whatever is retried. Two streams
-with clocks of their own: optimizer steps (`rollout/step`) and producer events (`producer/event`).
-The file only grows, so that a writer which stood still and comes back late takes nothing away:
-what is known later of a record is a line of its own, and so, now and then, is what was known
-before. Doesn't own what the numbers mean (docs/metrics.md).
+Owns the file and the rule that a (stream, index) has one record, whatever is retried. There are two
+streams, each with its own index: optimizer steps (`rollout/step`) and producer events
+(`producer/event`). The file is append-only, so a paused writer that writes late removes nothing:
+later values of a record are a new line, and a line may be repeated. Doesn't own the meaning of the
+numbers (docs/metrics.md).
 """
 
 import json
@@ -17,17 +17,17 @@ from everburn.records.store import ArtifactStore
 
 Number = float | int | bool
 Value = Number | str
-"""Text only where a record says what a run waits for."""
+"""Text only for the reason why a run waits."""
 
 TAIL = 65536
-"""Bytes at the file's end that are searched for what a lost attempt has written: little comes
-between it and the next, and a long run's file has hundreds of megabytes."""
+"""Bytes at the file's end that are searched for lines of an earlier attempt: few lines come between
+two attempts, and a long run's file has hundreds of megabytes."""
 STEP_STREAM = "rollout/step"
 PRODUCER_STREAM = "producer/event"
 
 
 class Record(BaseModel):
-    """The values of one record; what can't be computed is absent, never a sentinel."""
+    """The values of one record. A value that can't be computed is absent, never a sentinel."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,14 +41,13 @@ class Record(BaseModel):
 
 
 def record(store: ArtifactStore, records: Iterable[Record]) -> None:
-    """Append those records that aren't there yet, as far as the file's tail tells; repeating one
-    changes nothing."""
+    """Append the records that aren't in the file's tail yet. Idempotent."""
     present = {record.key for record in _merged(store.last_lines(METRICS_KEY, TAIL))}
     _append(store, [record for record in records if record.key not in present])
 
 
 def amend(store: ArtifactStore, stream: str, index: int, values: Mapping[str, Value]) -> None:
-    """Add values to a record, or make it: an evaluation ends after its step was recorded."""
+    """Add values to a record, or create it: an evaluation ends after its step was recorded."""
     amendment = Record(stream=stream, index=index, values=dict(values))
     tail = _merged(store.last_lines(METRICS_KEY, TAIL))
     known = {record.key: record.values for record in tail}.get(amendment.key)
@@ -57,9 +56,9 @@ def amend(store: ArtifactStore, stream: str, index: int, values: Mapping[str, Va
 
 
 def read(store: ArtifactStore) -> list[Record]:
-    """All records, each with what was added to it, in the order in which they were begun.
+    """All records with their added values, in order of their first lines.
 
-    A line that was cut off by a crash is left out; its record will be written again.
+    A line that a crash cut off is skipped; its record will be written again.
     """
     if not store.exists(METRICS_KEY):
         return []

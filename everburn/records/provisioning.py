@@ -1,8 +1,8 @@
 """The trainer job and the deployment that a run rents at the service.
 
-Owns the record from which any worker finds (and cleans up) what was made for a run: ids are in it
-before anything is created under them. Doesn't own what a configuration asks for
-(config/provisioning.py), or the calls that create, look and delete (trainers/jobs.py).
+Owns the record by which any worker finds and cleans up what was created for a run: it holds the ids
+before anything is created under them. Doesn't own what a configuration requests
+(config/provisioning.py), or the calls to the service (trainers/jobs.py).
 """
 
 import hashlib
@@ -20,8 +20,8 @@ MAX_NAME = 40
 
 
 class ProvisioningRecord(BaseModel):
-    """What a run has, or is about to make. attempt: counts its jobs, since the id of a deleted job
-    can't be used again. The `own_` flags: whether the run made it, and cleans it up."""
+    """What a run has, or is about to create. attempt: counts its jobs, because the id of a deleted
+    job can't be used again. own_job, own_deployment: whether the run creates and cleans it up."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,8 +60,8 @@ def provisioned_name(run: RunRef, chain: str) -> str:
 
 
 def planned_provisioning(run: RunRef, chain: str, config: RunConfig) -> ProvisioningRecord:
-    """The ids of a run that has nothing yet. The chain of its owner is unique, whatever other runs
-    of the same id there are in the account."""
+    """The ids for a run that has nothing yet; `chain` distinguishes runs of the same id in an
+    account."""
     name = provisioned_name(run, chain)
     trainer, deployment = config.trainer_provisioning, config.deployment_provisioning
     return ProvisioningRecord(

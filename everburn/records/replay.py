@@ -1,8 +1,7 @@
-"""Replay: applying a committed step again, from what the ledger recorded of it.
+"""Replay: applying a committed step again, as the ledger recorded it.
 
 Owns the re-execution of recorded groups, submissions, order and hyper-parameters on a trainer
-session. Both recovery and `everburn verify` use it, so that what one proves the other relies on.
-Doesn't own which steps are replayed.
+session, for both recovery and `everburn verify`. Doesn't own which steps are replayed.
 """
 
 import asyncio
@@ -21,8 +20,8 @@ async def replay_step(store: ArtifactStore, trainer: Trainer, entry: LedgerEntry
     """Apply the step to a session that holds the state after its predecessor.
 
     Raises:
-        CorruptArtifactError: a recorded file has changed. StoreError: the store failed for long.
-        TrainerStateLostError, TrainerRejectedError
+        CorruptArtifactError: a recorded file has changed.
+        StoreError, TrainerStateLostError, TrainerRejectedError
     """
     pending = []
     for ref in entry.submissions:

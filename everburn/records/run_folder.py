@@ -1,7 +1,6 @@
-"""A run's folder: who owns it, where it comes from, and the configuration it was started with and
-has by now.
+"""A run's folder: its owner, its origin, its first and its current configuration.
 
-Doesn't own the files of other nouns (ledger, metrics, rollouts): each has its module.
+Doesn't own the other files (ledger, metrics, rollouts): each has its module.
 """
 
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -41,7 +40,7 @@ class ServerAddress(BaseModel):
 
 
 class Origin(BaseModel):
-    """Where a fork comes from: step `step` of `run`, with `changes` of its configuration."""
+    """The origin of a fork: step `step` of `run`, with `changes` of its configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +69,7 @@ def create_run_folder(
     if found is not None and found != owner and found.life >= owner.life:
         raise RunFolderTakenError(
             f"{store.path('')} belongs to another run of the id {run.id!r}: start under a new "
-            "workflow id, or go on with `everburn resume`"
+            "workflow id, or continue with `everburn resume`"
         )
     store.put_json(OWNER_KEY, owner.model_dump())
     if not owner.life:
@@ -89,7 +88,7 @@ def find_owner(store: ArtifactStore) -> Owner | None:
 
 
 def run_owner(store: ArtifactStore) -> Owner:
-    """The owner of a folder that a run has. Raises FileNotFoundError."""
+    """The owner of a run's folder. Raises FileNotFoundError."""
     return Owner.model_validate(store.get_json(OWNER_KEY))
 
 
@@ -98,35 +97,34 @@ def record_server(store: ArtifactStore, server: ServerAddress) -> None:
 
 
 def find_server(store: ArtifactStore) -> ServerAddress | None:
-    """The server that knows whether the run has ended; None where the folder doesn't say."""
+    """The server that knows whether the run has ended; None if the folder has no record."""
     found = store.find_json(SERVER_KEY)
     return None if found is None else ServerAddress.model_validate(found)
 
 
 def find_origin(store: ArtifactStore) -> Origin | None:
-    """Where a run comes from, if it is a fork."""
+    """The origin of a fork; None for other runs."""
     found = store.find_json(ORIGIN_KEY)
     return None if found is None else Origin.model_validate(found)
 
 
 def stored_config(run: RunRef) -> RunConfig:
-    """The configuration that a run was started with; what can't change while it goes on is as it
-    was.
+    """The configuration that a run was started with.
 
-    Read anew each time: processes outlive runs, and who has deleted a run's folder may start
-    another run under its id.
+    Read from the store each time: a process outlives runs, and another run may be started under
+    the id of one whose folder was deleted.
     """
     return parse_config(ArtifactStore.of(run).get_json(CONFIG_KEY))
 
 
 def configured(run: RunRef, step: int | None = None) -> RunConfig:
-    """The configuration that a run has by now, or had when it committed `step`."""
+    """The current configuration of a run, or the one with which it committed `step`."""
     changes = told_changes(run, step)
     config = stored_config(run)
     return parse_config(config.model_dump(mode="json") | changes) if changes else config
 
 
 def told_changes(run: RunRef, step: int | None = None) -> dict[str, JsonValue]:
-    """What the run was told to change of the configuration that it was started with."""
+    """The changes of commands to the configuration that the run was started with."""
     controls = read_controls(ArtifactStore.of(run))
     return changes_by(control for control in controls if step is None or control.step < step)

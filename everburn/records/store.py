@@ -1,8 +1,7 @@
-"""The artifact store: a run's files, written once, atomically, and found again by key.
+"""The artifact store: a run's files by key, each written atomically.
 
-Owns how bytes, JSON and tables reach a folder or an object store (fsspec), digests and their
-check, and idempotence: a key is written by one writer's value or the same value again. Doesn't
-own keys (ids.py) or what files mean.
+Owns access to a folder or an object store (fsspec) for bytes, JSON and tables, digests and their
+check, and retries. Doesn't own keys (keys.py) or the meaning of files.
 """
 
 import asyncio
@@ -29,20 +28,20 @@ log = logging.getLogger(__name__)
 RETRY_INTERVAL = 2.0
 """Seconds between attempts while a store is full or fails."""
 OUTAGE_PATIENCE = 300.0
-"""Seconds for which one may fail: a server that is started again, a network that is cut off."""
+"""Seconds for which a store may fail: enough to restart a server or reconnect a network."""
 
 
 class StoreError(Exception):
-    """The store couldn't do what was asked; says where. Worth retrying, but for a corrupt file."""
+    """An access to the store failed; names the path. Worth retrying, except for a corrupt file."""
 
 
 class StoreFullError(StoreError):
-    """No space is left. Retried: space can be made while the run waits."""
+    """No space is left. Retried: a person can free space while the run waits."""
 
 
 class CorruptArtifactError(StoreError):
-    """A file's bytes don't have the digest they were recorded with, or can't be parsed. Files are
-    written whole: reading it again won't help."""
+    """A file doesn't have its recorded digest, or can't be parsed. Files are written atomically, so
+    reading it again doesn't help."""
 
 
 class ArtifactStore:
@@ -52,10 +51,10 @@ class ArtifactStore:
         import fsspec
 
         self.folder = folder
-        # Object stores remember listings, and would never see what other processes write later.
+        # With its cache of listings, fsspec would never see files that other processes write later.
         self._fs, self._root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
         self._local = "file" in _protocols(self._fs)
-        # Object stores' client libraries have errors of their own: botocore's aren't OSErrors.
+        # Object stores' client libraries have their own errors: botocore's aren't OSErrors.
         self._failures: tuple[type[Exception], ...] = (OSError,) if self._local else (Exception,)
 
     @classmethod
@@ -64,33 +63,25 @@ class ArtifactStore:
         return _open(run.folder)
 
     def path(self, key: str) -> str:
-        """The full name of a key, for messages and for other readers."""
+        """The full path of a key, for messages and other readers."""
         return str(PurePosixPath(self._root) / key)
 
     def exists(self, key: str) -> bool:
-        """Whether there is anything under a key.
-
-        Raises:
-            StoreError: that can't be told now.
-        """
+        """Whether a key exists. Raises StoreError."""
         path = self.path(key)
         try:
             if not self._local:
                 return bool(self._fs.exists(path))
-            # fsspec takes every error for an answer; what was written would be done again.
+            # fsspec's `exists` returns False for every error, so finished work would be repeated.
             Path(path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
         except self._failures as error:
-            raise _failed(f"look for {path}", error) from error
+            raise _failed(f"check {path}", error) from error
         return True
 
     def keys(self, folder: str) -> list[str]:
-        """The keys directly below a folder of the store, sorted; none when it isn't there.
-
-        Raises:
-            StoreError
-        """
+        """The keys directly in a folder, sorted; none if it doesn't exist. Raises StoreError."""
         path = self.path(folder)
         try:
             names = self._fs.ls(path, detail=False)
@@ -104,8 +95,8 @@ class ArtifactStore:
     def put(self, key: str, data: bytes, *, once: bool = False) -> StoredRef:
         """Write atomically: a reader finds the whole value or none.
 
-        once: what is there already stays, whoever wrote it; a writer that was given up and comes
-        back late must not change what others have read. Otherwise overwrites.
+        once: an existing value stays, whichever writer wrote it: a presumed-dead writer must not
+        change what others have read. Otherwise overwrites.
 
         Raises:
             StoreFullError, StoreError
@@ -117,7 +108,7 @@ class ArtifactStore:
             else:
                 self._fs.pipe_file(path, data, mode="create" if once else "overwrite")
         except self._failures as error:
-            # Whatever it is called: not every object store says FileExistsError.
+            # Not every object store raises FileExistsError.
             if once and self.exists(key):
                 return self.ref(key)
             raise _failed(f"write {path}", error) from error
@@ -145,7 +136,7 @@ class ArtifactStore:
         return data
 
     def last_lines(self, key: str, size: int) -> list[str]:
-        """The lines of a text file that its last `size` bytes hold whole; none if it isn't there.
+        """The complete lines in the last `size` bytes of a text file; none if it doesn't exist.
 
         Raises:
             StoreError
@@ -162,11 +153,11 @@ class ArtifactStore:
         return whole.decode().splitlines()
 
     def ref(self, key: str) -> StoredRef:
-        """A reference to what a key holds now. Raises FileNotFoundError."""
+        """A reference to a key's current value. Raises FileNotFoundError."""
         return StoredRef(key=key, sha256=digest(self.get(key)))
 
     def put_json(self, key: str, value: Any, *, once: bool = False) -> StoredRef:
-        """Write JSON, indented for a reader. NaN is refused (ValueError)."""
+        """Write indented JSON. NaN is refused (ValueError)."""
         data = json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
         return self.put(key, data, once=once)
 
@@ -183,7 +174,7 @@ class ArtifactStore:
             raise CorruptArtifactError(f"{path} isn't JSON: {error}") from None
 
     def find_json(self, key: str) -> Any | None:
-        """The value of a key, or None where it isn't there."""
+        """A key's JSON value, or None if it doesn't exist."""
         try:
             return self.get_json(key)
         except FileNotFoundError:
@@ -207,11 +198,7 @@ class ArtifactStore:
         return rows
 
     def delete(self, key: str) -> None:
-        """Remove a key; one that isn't there is fine.
-
-        Raises:
-            StoreError
-        """
+        """Remove a key, if it exists. Raises StoreError."""
         path = self.path(key)
         try:
             self._fs.rm_file(path)
@@ -221,15 +208,15 @@ class ArtifactStore:
             raise _failed(f"delete {path}", error) from error
 
     def discard(self, *keys: str) -> None:
-        """Remove keys that have done their work. What can't be removed stays, and harms nobody."""
+        """Remove keys that aren't needed any more. If that fails they stay, which is harmless."""
         for key in keys:
             try:
                 self.delete(key)
             except StoreError as error:
-                log.warning("%s; it is left there", error)
+                log.warning("%s; the file stays", error)
 
     def append_lines(self, key: str, lines: list[str]) -> None:
-        """Add lines to a text file. For one writer at a time; callers keep it idempotent."""
+        """Append lines to a text file. For one writer at a time; not idempotent."""
         path = self.path(key)
         data = "".join(f"{line}\n" for line in lines).encode()
         if not self._local:
@@ -240,7 +227,7 @@ class ArtifactStore:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with Path(path).open("ab+") as file:
                 if file.tell() and not _ends_line(file):
-                    file.write(b"\n")  # a crash cut the last line off: leave it a line of its own
+                    file.write(b"\n")  # a crash cut off the last line: end it
                 file.write(data)
         except OSError as error:
             raise _failed(f"write {path}", error) from error
@@ -317,7 +304,7 @@ def _ends_line(file: BinaryIO) -> bool:
 
 
 def _write_atomically(path: Path, data: bytes, *, once: bool) -> None:
-    """Raises FileExistsError if the file is there and is to be written once."""
+    """Raises FileExistsError if the file exists and `once` is set."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
     try:

@@ -1,9 +1,9 @@
 """Verification: a run against its own ledger.
 
 Re-executes every committed step on a fresh trainer and compares weights, and checks that each row
-has one fate and each group of a batch was applied once. Finds what a fault could have done: a step
-applied twice or not at all, a row trained twice or skipped, a file changed. Doesn't own how a step
-is replayed (replay.py).
+has one outcome and each group of a batch was applied once. Finds a step that was applied twice or
+not at all, a row that was trained twice or skipped, a changed file. Doesn't own the replay of a
+step (replay.py).
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ class VerificationError(Exception):
 
 @dataclass(frozen=True)
 class Fates:
-    """What became of the run's rows. ending: how the run ended, None where it didn't say."""
+    """The outcomes of the run's rows. ending: how the run ended, if that is recorded."""
 
     trained: int
     rejected: int
@@ -46,15 +46,13 @@ class Fates:
 
     @property
     def open_rows(self) -> str:
-        """In words."""
         return _rows(self.open)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was compared. steps: those re-executed up to the last checkpoint, whose weights were
-    equal: `weights` names it. uncompared: those after it, which were re-executed, too, and whose
-    weights nobody has kept."""
+    """The result. steps: re-executed steps up to the last checkpoint (`weights`), whose weights are
+    equal. uncompared: re-executed steps after it, which have no checkpoint to compare with."""
 
     steps: int
     uncompared: int
@@ -71,8 +69,8 @@ class Verified:
 
 
 def check_records(run: RunRef) -> Fates:
-    """Check the ledger by itself: contiguous steps, one fate per row, one submission per group,
-    files as recorded. Every row of a run that completed has a fate.
+    """Check the ledger alone: contiguous steps, one outcome per row (and for every row if the run
+    completed), one submission per group, files as recorded.
 
     Raises:
         VerificationError: naming the first difference.
@@ -102,8 +100,8 @@ async def verify(
 ) -> Verified:
     """Re-execute the run from state-0 to its last step, and compare weights at each checkpoint.
 
-    open_trainer: a session as the run's config asks for. weights_digest: of a checkpoint, by its
-    reference. name: under which the results are saved at the service.
+    open_trainer: opens a session for the run's configuration. weights_digest: of a checkpoint, by
+    reference. name: for the checkpoints that this saves at the service.
 
     Raises:
         VerificationError: naming the first difference.
@@ -152,7 +150,7 @@ def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
         _check_form(store.path(key), entry)
         if entry.step != number:
             raise VerificationError(
-                f"step {number} is missing: the ledger goes on with {entry.step}"
+                f"step {number} is missing: the ledger continues with {entry.step}"
             )
         if entry.version != number:
             raise VerificationError(f"step {number} published version {entry.version}")
@@ -160,7 +158,7 @@ def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
 
 
 def _check_form(path: str, entry: LedgerEntry) -> None:
-    """What the types of an entry's fields don't say."""
+    """Checks beyond the types of an entry's fields."""
     try:
         for text in entry.groups:
             GroupKey.parse(text)
@@ -175,8 +173,8 @@ def _check_form(path: str, entry: LedgerEntry) -> None:
 
 
 def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:
-    """Every file that the step was made of still has its digest, and each group of its batch that
-    has something to teach was submitted once."""
+    """All files of the step have their digests, and each group of its batch that has a training
+    signal was submitted once."""
     batch: dict[str, GroupManifest] = {}
     digests: dict[str, str] = {}
     for text, digest in zip(entry.groups, entry.digests, strict=True):
@@ -205,13 +203,12 @@ def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:
     if entry.updated != bool(taught):
         raise VerificationError(
             f"step {entry.step} {'changed' if entry.updated else 'did not change'} weights, and "
-            f"{len(taught)} of its groups have something to teach"
+            f"{len(taught)} of its groups have a training signal"
         )
 
 
 def _rejected(store: ArtifactStore, trained: dict[int, int]) -> set[int]:
-    """The rows that were rejected: each once, and trained never. Rollouts of all groups are as
-    their manifests say."""
+    """The rejected rows: each once, and none of them trained. Checks the rollouts of all groups."""
     rejected: dict[int, str] = {}
     for key in store.keys(GROUPS):
         group = _read(store, key, GroupManifest)
@@ -264,7 +261,7 @@ def _rows(rows: list[int]) -> str:
 
 
 def _read(store: ArtifactStore, ref: str | StoredRef, model: type[Model]) -> Model:
-    """A file's value. Raises VerificationError if it isn't one of that kind."""
+    """A file's value. Raises VerificationError if the file is invalid."""
     try:
         return model.model_validate(store.get_json(ref))
     except ValidationError as error:
@@ -276,7 +273,7 @@ def _read(store: ArtifactStore, ref: str | StoredRef, model: type[Model]) -> Mod
 
 @contextmanager
 def _damage_named() -> Iterator[None]:
-    """Files that are missing, changed or unreadable are named like any other difference."""
+    """Missing, changed and unreadable files are reported like other differences."""
     try:
         yield
     except (StoreError, FileNotFoundError) as error:

@@ -3,14 +3,15 @@
 | file | owns |
 | --- | --- |
 | contract, validation | what a rollout function receives and returns; the rules it must keep |
-| runner | one rollout function of one run in one process |
-| sampling, call_log | the sampler; calls that a retry needn't repeat |
-| reuse | what earlier attempts have finished |
-| sandboxes | what completions make and must not leave behind |
-| failures | what an exception means for the run |
+| runner | the completions of one run in one process |
+| function | the user's rollout function, loaded for a run |
+| attempt, destinations | one call of it and everything around; where its result is written |
+| sampling, call_log | the sampler; recorded calls that a retry doesn't repeat |
+| reuse | finished work of earlier attempts |
+| sandboxes | what completions create and must not leave behind |
+| failures | classification of exceptions |
 | dataset, task, tokenizers | rows, their order, the checks before a run, the tokenizer |
 | evaluation, calibration | held-out rows; whether there is anything to learn from |
 
-Doesn't own what a group makes of its rollouts (learning/), or when one is begun (scheduling/,
-workflows/).
+Doesn't own groups of rollouts (learning/), or when a rollout starts (scheduling/, workflows/).
 """

@@ -1,8 +1,8 @@
-"""Calibration: one batch from the initial policy, and whether there is anything to learn from it.
+"""Calibration: one batch from the initial policy, and whether it has a training signal.
 
-Owns the figures and what follows from them. Samples as a run does, by the real trainer session,
-sampler and rollout function; trains nothing, and leaves nothing at the service. Doesn't own a run's
-course: what a run would try again is a failure here.
+Owns the figures and the advice. Samples with the real trainer session, sampler and rollout
+function, trains nothing, and leaves nothing at the service. Doesn't retry: a failure that a run
+would retry is a failure here.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from everburn.usercode.threads import in_thread
 
 SNAPSHOT = "calibrate"
 MANY_AT_LIMIT = 0.25
-"""Share of completions cut off, from which on the limit is worth a word."""
+"""Share of truncated completions at which the advice mentions the limit."""
 
 
 class CalibrationFailedError(Exception):
-    """Rollouts failed where the configuration takes no failure."""
+    """Rollouts failed, and `on_any_rollout_failure` is "fail"."""
 
 
 @dataclass(frozen=True)
-class Draw:
-    """One completion, its reward, and what a person wants to read of it."""
+class Rollout:
+    """One completion and its reward."""
 
     record: CompletionRecord
     reward: float
@@ -43,20 +43,20 @@ class Draw:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a batch of G completions of each row came to.
+    """The results of a batch of G completions per row.
 
-    groups: the completions that succeeded, by row. failures: why others didn't. dropped: how
+    groups: the successful completions, by row. failures: the error texts of others. dropped: how
     often the rollout function returned None.
     """
 
     config: RunConfig
-    groups: list[list[Draw]]
+    groups: list[list[Rollout]]
     failures: list[str]
     dropped: int
 
     @property
-    def draws(self) -> list[Draw]:
-        return [draw for group in self.groups for draw in group]
+    def rollouts(self) -> list[Rollout]:
+        return [rollout for group in self.groups for rollout in group]
 
     @property
     def asked(self) -> int:
@@ -64,64 +64,64 @@ class Calibration:
 
     @property
     def reward_mean(self) -> float:
-        return _mean([draw.reward for draw in self.draws])
+        return _mean([rollout.reward for rollout in self.rollouts])
 
     @property
     def reward_std_within_group(self) -> float:
-        """Mean over rows of the sample deviation: the spread that GRPO trains on. A row whose
-        completions all got the same reward counts 0; one with fewer than two doesn't count."""
+        """Mean over rows of the sample standard deviation, on which GRPO trains. A row whose
+        completions all have the same reward counts as 0; one with fewer than two is left out."""
         return _mean([sample_std(rewards) for rewards in self._judged])
 
     @property
     def flat_groups(self) -> int:
-        """Rows that train nothing: the rewards of their two or more completions are alike."""
+        """Rows that train nothing: all their rewards (at least two) are equal."""
         return sum(len(set(rewards)) == 1 for rewards in self._judged)
 
     @property
     def at_token_limit(self) -> int:
-        return sum(draw.record.at_token_limit for draw in self.draws)
+        return sum(rollout.record.at_token_limit for rollout in self.rollouts)
 
     @property
     def output_tokens(self) -> list[int]:
-        return [draw.record.output_tokens for draw in self.draws]
+        return [rollout.record.output_tokens for rollout in self.rollouts]
 
     @property
     def _judged(self) -> list[list[float]]:
-        """Rewards of the rows that could train anything."""
-        rewards = [[draw.reward for draw in group] for group in self.groups]
+        """Rewards of the rows with at least two completions."""
+        rewards = [[rollout.reward for rollout in group] for group in self.groups]
         return [group for group in rewards if len(group) > 1]
 
     def advice(self) -> list[str]:
-        """What to change before training; nothing where the batch has enough signal."""
-        if not self.draws:
-            return ["no completion succeeded: see why, and mend that first"]
+        """What to change before training; empty if the batch has enough signal."""
+        if not self.rollouts:
+            return ["no completion succeeded: fix that first"]
         notes = []
-        if self.at_token_limit >= MANY_AT_LIMIT * len(self.draws):
+        if self.at_token_limit >= MANY_AT_LIMIT * len(self.rollouts):
             notes.append(
-                f"{self.at_token_limit} of {len(self.draws)} completions were cut off at "
+                f"{self.at_token_limit} of {len(self.rollouts)} completions were cut off at "
                 f"max_completion_tokens={self.config.max_completion_tokens}: unless learning to be "
                 "brief is the task, raise it"
             )
         if not self._judged:
             notes.append(
-                f"no row has two completions to compare: {self.asked - len(self.draws)} of "
-                f"{self.asked} failed or were dropped; see why, and mend that first"
+                f"no row has two completions to compare: {self.asked - len(self.rollouts)} of "
+                f"{self.asked} failed or were dropped: fix that first"
             )
         elif self.flat_groups == len(self._judged):
             notes += self._without_signal()
         elif self.flat_groups > len(self._judged) / 2:
             notes.append(
                 f"{self.flat_groups} of {len(self._judged)} rows train nothing: more completions "
-                "per row (completions_per_prompt), or rows nearer to what the policy can just do, "
+                "per row (completions_per_prompt), or rows that the policy can just solve, "
                 "give more signal for the same price"
             )
         return notes
 
     def _without_signal(self) -> list[str]:
         notes = ["no signal: all completions of each row got the same reward"]
-        rewards = {draw.reward for draw in self.draws}
+        rewards = {rollout.reward for rollout in self.rollouts}
         if self.config.temperature == 0:
-            notes.append("temperature is 0, which makes them alike: train at 1.0")
+            notes.append("temperature is 0, which makes them equal: train at 1.0")
         elif len(rewards) > 1:
             notes.append(
                 "rows are either too easy or too hard: choose those in between, or raise "
@@ -143,11 +143,11 @@ async def calibrate(
 ) -> Calibration:
     """Roll out G completions of the first P rows under the initial policy.
 
-    run: names a new folder for the rollouts. Rows are taken in the run's order.
+    run: a new folder for the rollouts. Rows are taken in the run's order.
 
     Raises:
-        CalibrationFailedError: see `on_any_rollout_failure`.
-        What preparing a task, opening a trainer, and rollouts raise that is fatal.
+        CalibrationFailedError, and fatal errors of the task's preparation, of the trainer and of
+        rollouts.
     """
     create_run_folder(run, config, Owner(chain=SNAPSHOT))
     task = await in_thread(lambda: prepare_task(run))
@@ -170,7 +170,7 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
     count = rows * config.completions_per_prompt
     slots = asyncio.Semaphore(config.max_concurrency_rollout_sample or count)
 
-    async def draw(cursor: int, completion: int) -> Draw | str | None:
+    async def roll_out(cursor: int, completion: int) -> Rollout | str | None:
         """The completion, why it failed, or None if it was dropped."""
         group = GroupKey(cursor=cursor)
         async with slots:
@@ -179,15 +179,15 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
             except Exception as error:
                 if classify(error) == "fatal" and config.on_any_rollout_failure != "fail":
                     raise
-                told = decisive_error(error)
-                return f"{type(told).__name__}: {told}"
+                cause = decisive_error(error)
+                return f"{type(cause).__name__}: {cause}"
         if outcome.status == "dropped":
             return None
         found, run = read_rollout(runner.store, rollout_key(group, completion))
-        return Draw(found, float(run.segments[0].reward))
+        return Rollout(found, float(run.segments[0].reward))
 
     tasks = [
-        asyncio.create_task(draw(cursor, completion))
+        asyncio.create_task(roll_out(cursor, completion))
         for cursor in range(rows)
         for completion in range(config.completions_per_prompt)
     ]
@@ -196,7 +196,7 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
     finally:
         for task in tasks:
             task.cancel()
-        # They use the sampler and the session until they have ended.
+        # Tasks use the sampler and the session until they have ended.
         await asyncio.gather(*tasks, return_exceptions=True)
     failures = [result for result in results if isinstance(result, str)]
     if failures and config.on_any_rollout_failure == "fail":
@@ -209,7 +209,7 @@ async def _roll_out(runner: RolloutRunner, rows: int) -> Calibration:
     ]
     return Calibration(
         config,
-        [[result for result in row if isinstance(result, Draw)] for row in by_row],
+        [[result for result in row if isinstance(result, Rollout)] for row in by_row],
         failures,
         dropped=results.count(None),
     )

@@ -1,7 +1,7 @@
 """The user's contract: what a rollout function receives and returns.
 
-Owns the types that user code sees, the sampler's and the registry's protocols among them. Doesn't
-own the rules that a returned rollout must keep (validation.py), or how rollouts are called,
+Owns the types that user code sees, including the protocols of the sampler and of the sandbox
+registry. Doesn't own the rules for a returned rollout (validation.py), or how rollouts are called,
 sampled or stored.
 """
 
@@ -14,7 +14,7 @@ from pydantic import JsonValue
 RolloutFn = Callable[..., Awaitable["RolloutRun | None"]]
 """`async rollout_fn(sample_prompt: dict, [context...]) -> RolloutRun | None`.
 
-None drops the draw."""
+None drops the completion."""
 
 CONTEXT_PARAMETERS = (
     "cursor_index",
@@ -25,21 +25,21 @@ CONTEXT_PARAMETERS = (
     "end_of_epoch",
     "evaluation",
 )
-"""What a rollout function receives when it declares a parameter of that name."""
+"""Values that a rollout function receives if it declares a parameter of that name."""
 
 
 class RecoverableRolloutError(Exception):
-    """Raise it when a draw failed through no fault of the task: it is retried, then dropped.
+    """Raise it when a completion failed through no fault of the task: it is retried, then dropped.
 
-    A retry gets the sampling calls that were finished back, unless the class says that it was
-    they that failed: then `sample_afresh` is true.
+    sample_afresh: whether the samples are at fault. If not, a retry gets the finished sampling
+    calls back.
     """
 
     sample_afresh = False
 
 
 class InvalidRolloutError(ValueError):
-    """A rollout function broke the contract. Fatal: the same code would do it again."""
+    """A rollout function broke the contract. Fatal: the same code would break it again."""
 
 
 class PromptTooLongError(ValueError):
@@ -50,10 +50,10 @@ class PromptTooLongError(ValueError):
 class Sample:
     """One sampled continuation.
 
-    tokens: output ids, a final stop token included. logprobs: of the policy as it was sampled
-    (temperature and filters applied), one per token. raw_logprobs: of the model itself, where the
-    server reports them. finish_reason: "stop" or "length". version: the policy that sampled.
-    routing: per token, the experts that predicted it, where the run replays them (router_replay).
+    tokens: output ids, including a final stop token. logprobs: one per token, under the sampled
+    distribution (temperature and filters applied). raw_logprobs: under the model itself, if the
+    server reports them. finish_reason: "stop" or "length". version: of the policy. routing: per
+    token, the experts that predicted it, if the run replays them (router_replay).
     """
 
     tokens: list[int]
@@ -70,19 +70,19 @@ class RolloutSample:
     """One segment: a trainer-ready token span of a completion.
 
     tokens: token ids, prompt and output, at least two.
-    logprobs: one per token, under the policy that sampled it (temperature and filters applied); 0.0
+    logprobs: one per token, under the sampled distribution (temperature and filters applied); 0.0
         where `loss_mask` is 0.
     loss_mask: 1 for the tokens that are trained (those the policy sampled), else 0.
     reward: of the whole completion; the same in all its segments.
 
-    Optional, and only used where something asks for it:
+    Optional:
 
-    raw_logprobs: one per token, of the model itself at temperature 1 without filters, as
-        `Sample.raw_logprobs` has them; 0.0 where `loss_mask` is 0. For train/inference_k1 and _k3.
-    routing: one per token, the expert routing (base64) under which the token was predicted, as
-        `Sample.routing` has it; "" where there is none. For router replay.
-    turns: where each turn's tokens begin, ascending positions of trained tokens. By default each
-        unbroken run of trained tokens is a turn. For advantages per turn.
+    raw_logprobs: one per token, under the model itself (see `Sample.raw_logprobs`); 0.0 where
+        `loss_mask` is 0. For train/inference_k1 and _k3.
+    routing: one per token, the expert routing (base64) that predicted it (see `Sample.routing`);
+        "" where there is none. For router replay.
+    turns: the first position of each turn, ascending, at trained tokens. By default each unbroken
+        run of trained tokens is a turn. For advantages per turn.
     """
 
     tokens: Sequence[int]
@@ -104,10 +104,8 @@ class RolloutSample:
         raw_logprobs: Sequence[float] | None = None,
         routing: Sequence[str] | None = None,
     ) -> "RolloutSample":
-        """The segment of one prompt and one sampled output: all of the output is trained.
-
-        raw_logprobs and routing are the output's.
-        """
+        """The segment of one prompt and one sampled output; all of the output is trained. raw_logprobs
+        and routing are the output's."""
         prompt, output = list(prompt_tokens), list(output_tokens)
         return cls(
             tokens=prompt + output,
@@ -122,7 +120,7 @@ class RolloutSample:
     def of_sample(
         cls, prompt_tokens: Sequence[int], sample: Sample, reward: float
     ) -> "RolloutSample":
-        """The segment of one prompt and what `sampler.sample` answered to it."""
+        """The segment of one prompt and the answer of `sampler.sample` to it."""
         return cls.of_turn(
             prompt_tokens,
             sample.tokens,
@@ -133,7 +131,7 @@ class RolloutSample:
         )
 
     def turn_starts(self) -> list[int]:
-        """Where each turn begins: as given, or where unbroken runs of trained tokens do."""
+        """The first position of each turn: as given, or of each unbroken run of trained tokens."""
         if self.turns is not None:
             return [int(start) for start in self.turns]
         # The first token has no context to be predicted from: it is never trained.
@@ -143,13 +141,13 @@ class RolloutSample:
 
 @dataclass(slots=True)
 class RolloutRun:
-    """One completion: its segments, and what a person reads about it.
+    """One completion: its segments, and information for people.
 
     answer: the completion's text, shown in evaluation files; by default the trained tokens
         decoded.
-    info: anything that explains the reward, by name; what JSON has no form for is kept as text.
-    ground_truth_tokens: token ids of the right answer, as it would follow a generation prompt; for
-        a `prepare_batch` that scores it, such as IGPO.
+    info: anything that explains the reward, by name; values that JSON can't hold become text.
+    ground_truth_tokens: token ids of the right answer after a generation prompt, for a
+        `prepare_batch` that scores it, such as IGPO.
     """
 
     segments: list[RolloutSample]
@@ -174,24 +172,24 @@ class Sampler(Protocol):
     ) -> Sample:
         """Sample one continuation of exact prompt tokens.
 
-        max_tokens and temperature default to the run's; an evaluation's temperature is the
-        evaluation's whatever is passed. max_tokens is cut to what max_seq_len leaves.
+        max_tokens and temperature default to the run's. In an evaluation its own temperature
+        always applies. max_tokens is reduced to what max_seq_len leaves.
 
         Raises:
             PromptTooLongError: the prompt leaves no room.
-            SnapshotGoneError: the policy version isn't served at the moment.
+            SnapshotGoneError: the policy version isn't served now.
         """
         ...
 
 
 class RegisteredSandbox(Protocol):
-    """Something that a completion has registered."""
+    """A sandbox that a completion has registered."""
 
     async def reap(self) -> None:
         """Reap it now, before the completion ends.
 
         Raises:
-            What the reaper raises, and TimeoutError; it is reaped again at the completion's end.
+            TimeoutError, and whatever the reaper raises; then it is reaped again at the end.
         """
         ...
 
@@ -202,14 +200,14 @@ class SandboxRegistry(Protocol):
     async def register(self, reaper: str, **arguments: JsonValue) -> RegisteredSandbox:
         """Have `reaper(**arguments)` called when the completion has ended, however it ends.
 
-        Register first, then make the sandbox, under a name that the arguments hold: a worker
-        that dies in between leaves nothing unknown. The reaper may be called on any rollout
-        worker, more than once, and for what was never made. It may be async, and may block. The
-        arguments lie in the run's folder: no secrets.
+        Register first, then create the sandbox under a name that the arguments hold, so that a
+        worker that dies in between leaves nothing unknown. The reaper may be called on any rollout
+        worker, more than once, and for a sandbox that was never created. It may be async, and may
+        block. The arguments are stored in the run's folder: no secrets.
 
         Raises:
             EntrypointError: the reaper can't be imported.
-            StoreError: the record can't be written; then don't make the sandbox.
+            StoreError: the record can't be written; then don't create the sandbox.
         """
         ...
 
@@ -220,9 +218,9 @@ class RolloutSetup:
 
     tokenizer: a transformers tokenizer; tokenizer_id: its name.
     sampling_kwargs: `max_tokens` and `temperature` of the run, ready for `sampler.sample`.
-    sampler: samples from the policy version that the current completion belongs to.
+    sampler: samples from the policy version of the current completion.
     model: the base model's name. extras: the run's `extras`.
-    sandboxes: registers what a completion makes and must not leave behind.
+    sandboxes: registers what a completion creates and must not leave behind.
     """
 
     tokenizer: Any

@@ -1,7 +1,7 @@
 """Dataset rows: reading and checking them, and the order in which a run takes them.
 
-Owns the formats, the text of every complaint about a row, and the shuffled, epoch-repeated order
-that turns a cursor into a row. Doesn't own which rows are done (scheduling/cursor.py).
+Owns the formats, the errors about rows, and the shuffled, epoch-repeated order that maps a cursor
+to a row. Doesn't own which rows are done (scheduling/cursor.py).
 """
 
 import json
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 class DatasetError(ValueError):
-    """Rows that can't be used; names the source, the line and what to do."""
+    """Unusable rows; names the source, the line and the remedy."""
 
 
 def load_rows(source: DatasetSource, max_rows: int | None = None) -> list[Row]:
@@ -54,7 +54,7 @@ def _read_file(path: str) -> list[Row]:
 
 def _read_jsonl(path: str, data: bytes) -> list[Row]:
     rows = []
-    # Lines of bytes: as text, U+2028 and its like inside a string would end a line too.
+    # Split as bytes: in text, U+2028 and similar characters would end a line too.
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
@@ -101,13 +101,13 @@ def _check_row(row: object, where: str) -> Row:
 
 
 def write_rows(store: ArtifactStore, key: str, rows: list[Row]) -> None:
-    """Keep the rows with the run, so that every worker reads the same, whatever happens to the
-    source. Those that are there stay: rows may be in the works by then."""
+    """Copy the rows into the run's folder, so that every worker reads the same rows even if their
+    source changes. An existing copy stays."""
     store.put(key, "".join(json.dumps(row) + "\n" for row in rows).encode(), once=True)
 
 
 def stored_rows(run: RunRef, key: str) -> list[Row]:
-    """The rows that `write_rows` kept; read anew each time, since a run's id may be used again.
+    """The rows that `write_rows` wrote. Not cached, because a run's id may be used again.
 
     Raises:
         FileNotFoundError, CorruptArtifactError, StoreError
@@ -122,7 +122,7 @@ def stored_rows(run: RunRef, key: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a cursor points: an epoch and a row in it."""
+    """The epoch and the row to which a cursor refers."""
 
     cursor: int
     epoch: int
@@ -132,7 +132,7 @@ class Position:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The order of rows over all epochs; each epoch is a permutation of its own."""
+    """The order of rows over all epochs; each epoch has its own permutation."""
 
     rows: int
     shuffle: bool

@@ -1,7 +1,7 @@
 """Evaluations: held-out rows in shards, merged into one report per policy version.
 
-Owns the report's form, its metrics, and the before/after comparison. Doesn't own when an
-evaluation runs (the workflow) or how a row is rolled out (runner.py).
+Owns the report, its metrics, and the before/after comparison. Doesn't own when an evaluation runs
+(the workflow) or the rollout of a row (runner.py).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ SHARD_ROWS = 32
 """Rows per activity: enough to fill a sampler's batch, few enough to lose little to a crash."""
 
 MAX_FIGURES_BYTES = 1500
-"""Of what an evaluation function returns: its figures travel in history."""
+"""Limit for the result of an evaluation function: its figures travel in history."""
 
 BEFORE_KEY = "eval-before.json"
 AFTER_KEY = "eval-after.json"
@@ -69,14 +69,13 @@ class EvaluationReport(BaseModel):
 async def evaluate_shard(
     runner: RolloutRunner, version: int, shard: int, start: int, stop: int, tries: int = 0
 ) -> None:
-    """Evaluate rows start..stop-1 and keep their samples; neither a finished shard nor a finished
-    row is repeated. tries: earlier attempts at the shard.
+    """Evaluate rows start..stop-1 and write their samples. Finished shards and rows aren't
+    repeated. tries: earlier attempts at the shard.
 
     Raises:
-        RowsFailedError: an evaluation with holes would mislead. A fatal error cancels the other
-            rows; where a row may be tried again, or any failure ends the run and all are counted,
-            they are let come to their ends first, so that nothing is done again but what has
-            failed. No row outlives the call.
+        RowsFailedError: an evaluation without some rows would mislead. A fatal error cancels the
+            other rows, unless `on_any_rollout_failure` counts all failures. Otherwise the other
+            rows finish first, so that only failed rows are repeated. No row outlives the call.
     """
     key = evaluation_shard_key(version, shard)
     if await to_thread(runner.store.exists, key):
@@ -94,11 +93,10 @@ async def evaluate_shard(
             return None
 
     rows = range(start, stop)
-    with contextlib.suppress(ExceptionGroup):  # what is fatal is among the failures
+    with contextlib.suppress(ExceptionGroup):  # the fatal error is among the failures
         async with asyncio.TaskGroup() as group:
             samples = [group.create_task(evaluate(index)) for index in rows]
     if failures:
-        # One that is final before one that counts, and that before one that doesn't.
         kinds = {index: classify(error) for index, error in failures.items()}
         first = min(kinds, key=lambda index: WORST_FIRST.index(kinds[index]))
         counted = sum(kind in ("fatal", "recoverable") for kind in kinds.values())
@@ -112,11 +110,11 @@ async def evaluate_shard(
 async def run_evaluation_function(
     runner: RolloutRunner, version: int, tries: int = 0
 ) -> dict[str, float]:
-    """What the run's evaluation function returns; `step` is the version it evaluates. It is called
-    once: its figures are kept. tries: earlier attempts at it.
+    """The figures of the run's evaluation function, which is called once per version (its argument
+    `step`). tries: earlier attempts.
 
     Raises:
-        ValueError: it returned something else than a dict of finite numbers, or too many.
+        ValueError: it didn't return a dict of finite numbers, or returned too many.
     """
     store, key = runner.store, evaluation_figures_key(version)
     known: dict[str, float] | None = await to_thread(store.find_json, key)
@@ -124,12 +122,11 @@ async def run_evaluation_function(
         return known
     figures = await _call_evaluation_function(runner, version, tries)
     await through_outages(partial(store.put_json, once=True), key, figures)
-    await to_thread(_forget_calls, store, version)
+    await to_thread(_delete_call_logs, store, version)
     return figures
 
 
-def _forget_calls(store: ArtifactStore, version: int) -> None:
-    """The logs of an evaluation function's sampling calls have done their work."""
+def _delete_call_logs(store: ArtifactStore, version: int) -> None:
     folder = evaluation_folder(version)
     store.discard(*(key for key in store.keys(folder) if key.startswith(f"{folder}/_calls-")))
 
@@ -142,7 +139,7 @@ async def _call_evaluation_function(
     name = runner.config.evaluation.name
     values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version, tries))
     if inspect.isawaitable(values):
-        async with user_timeout(None):  # its limit is that of the activity
+        async with user_timeout(None):  # the activity's timeout applies
             values = await values
     if not isinstance(values, dict):
         raise ValueError(f"{name} returned {type(values).__name__}, not a dict of numbers")
@@ -154,7 +151,7 @@ async def _call_evaluation_function(
     if size > MAX_FIGURES_BYTES:
         raise ValueError(
             f"{name} returned {len(figures)} figures of {size} bytes, and {MAX_FIGURES_BYTES} are "
-            "allowed: return the means that matter, and keep the rest in a file of your own"
+            "allowed: return the means that matter, and write the rest to a file of your own"
         )
     return figures
 
@@ -169,8 +166,8 @@ def complete_evaluation(
 ) -> dict[str, float]:
     """The figures of an evaluation, as `eval/*` metrics; merges its shards into a report.
 
-    own: what an evaluation function returned, in place of shards. An evaluation that failed
-    leaves no report, and `eval/failed`: training goes on.
+    own: the result of an evaluation function, in place of shards. A failed evaluation (`error`)
+    has no report and the metric `eval/failed`; training continues.
     """
     store = ArtifactStore.of(run)
     values = {"eval/wall_time": seconds} | {f"eval/{name}": v for name, v in own.items()}
@@ -179,7 +176,7 @@ def complete_evaluation(
     elif shards:
         report = _merge(store, run, version, shards)
         store.put_json(evaluation_key(version), report.model_dump(mode="json"))
-        values |= {f"eval/{name}": value for name, value in summarise(report).items()}
+        values |= {f"eval/{name}": value for name, value in summarize(report).items()}
     return values
 
 
@@ -199,11 +196,11 @@ def _merge(store: ArtifactStore, run: RunRef, version: int, shards: int) -> Eval
     )
 
 
-def summarise(report: EvaluationReport) -> dict[str, float]:
+def summarize(report: EvaluationReport) -> dict[str, float]:
     """The figures of the before/after table.
 
-    Counts: samples, correct (full reward), at_token_limit; where the grader says what it read
-    (`info.got`), also invalid (nothing readable) and wrong (readable, not correct). Means: reward,
+    Counts: samples, correct (full reward), at_token_limit; if the grader reports the answer that
+    it read (`info.got`), also invalid (none) and wrong (not correct). Means: reward,
     output_tokens.
     """
     samples = report.samples
@@ -228,7 +225,7 @@ def load_report(store: ArtifactStore, key: str) -> EvaluationReport | None:
 
 
 def keep_before_and_after(run: RunRef, initial_version: int, final_version: int) -> None:
-    """Copy the first and the last report under the names that people look for."""
+    """Copy the first and the last report to files with fixed names."""
     store = ArtifactStore.of(run)
     for key, version in ((BEFORE_KEY, initial_version), (AFTER_KEY, final_version)):
         report = load_report(store, evaluation_key(version))

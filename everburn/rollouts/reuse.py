@@ -1,9 +1,9 @@
-"""What earlier attempts of a row have left: rollouts that were finished, calls that were recorded.
+"""Finished rollouts and recorded calls of a row's earlier attempts.
 
-An attempt's number grows when its child died, was cancelled by a stop, or failed for good on one
-completion; what its other completions had finished is as good as ever, and is used. Where an
-attempt came to a group, its draws were used: the next one draws afresh. Owns that rule. Doesn't own
-the files themselves (learning/rollout_file.py, call_log.py).
+A row gets a new attempt when its group's workflow died, was cancelled by a stop, or when one
+completion failed finally; the other completions' finished work is used again. If an attempt
+produced a completed group, its rollouts were consumed: the next attempt samples new ones. Owns that
+rule. Doesn't own the files (learning/rollout_file.py, call_log.py).
 """
 
 import threading
@@ -71,11 +71,10 @@ def has_rollout(
     version: int,
     earlier: Sequence[GroupKey],
 ) -> bool:
-    """Whether the completion's rollout is there; one that an earlier attempt has finished is taken
-    over.
+    """Whether the completion has a rollout; one that an earlier attempt has finished is copied.
 
-    version: the stamp of this attempt; which versions were sampled from stays on record. earlier:
-    the attempts whose rollouts aren't used, newest first.
+    version: of this attempt's admission; the sampled versions stay recorded. earlier: the attempts
+    whose rollouts are unused, newest first.
     """
     own = rollout_key(group, completion)
     if store.exists(own):
@@ -91,6 +90,6 @@ def has_rollout(
 
 
 def recorded_calls(store: ArtifactStore, completion: int, earlier: Sequence[GroupKey]) -> list[str]:
-    """The keys of what earlier attempts recorded of the completion's calls, in their order."""
+    """The keys of earlier attempts' call logs, in their order."""
     keys = [call_log_key(attempt, completion) for attempt in earlier]
     return [key for key in keys if store.exists(key)]

@@ -1,8 +1,8 @@
 """The sampler that rollout functions use.
 
-Owns which policy version a call samples from (that of the completion it belongs to, resolved
-through the publication record at each call), the run's sampling defaults, and what is noted about
-each call. Doesn't own transport, retries within a call and decoding: that is the SDK's sampler.
+Owns the policy version of a call (its completion's, resolved through the publication record at each
+call), the run's sampling defaults, and the record of each call. Doesn't own transport, retries
+within a call and decoding: the SDK's sampler does.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from fireworks.training.sdk import DeploymentSampler
 
 RECOVERY_PATIENCE = 30.0
-"""Seconds that a call waits for its version to be served again; then its completion is put off."""
+"""Seconds that a call waits for its version to be served again; then its completion is retried
+later."""
 RESOLVE_INTERVAL = 0.5
 
 
 @dataclass(eq=False)
 class CompletionScope:
-    """The completion that sampling calls belong to, and what they did.
+    """One attempt at a completion as its sampling calls and sandboxes know it.
 
-    where: names it in messages. version: policy version to sample from. temperature: overrides
-    the caller's (evaluation); None leaves it. log: of calls, where they are recorded. run: its id.
-    name: under which the completion is known in the run's store, the same in every attempt. tries:
-    earlier attempts at it.
+    where: its name in messages. version: policy version to sample from. temperature: replaces the
+    caller's (evaluation) unless None. log: of calls, if they are recorded. run: the run's id.
+    name: the completion's name in the store, the same in every attempt. tries: earlier attempts.
     """
 
     where: str
@@ -50,12 +50,12 @@ class CompletionScope:
     name: str = ""
     tries: int = 0
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-    """Of this attempt, and of no other."""
+    """Unique to this attempt."""
     calls: list[Sample] = field(default_factory=list)
     handles: set[str] = field(default_factory=set)
-    """Of the samplers that its calls have used."""
+    """Of the samplers that it has used."""
     sandboxes: set[str] = field(default_factory=set)
-    """Keys of what it has registered (sandboxes.py) and not reaped itself."""
+    """Keys of its registered sandboxes that it hasn't reaped itself."""
 
     @property
     def attempt(self) -> str:
@@ -79,8 +79,8 @@ current_scope: ContextVar[CompletionScope] = ContextVar("everburn_completion_sco
 
 
 class SamplingRefusedError(ValueError):
-    """The server won't sample what was asked (a prompt longer than the model allows, a token
-    outside its vocabulary), or not for this account. Fatal: it would be refused again."""
+    """The server refused a request: the prompt is too long for the model, a token isn't in its
+    vocabulary, or the account isn't allowed. Fatal: it would be refused again."""
 
 
 class PolicySampler:
@@ -91,7 +91,7 @@ class PolicySampler:
         self._config = config
         self._tokenizer = tokenizer
         self._open: dict[str, DeploymentSampler] = {}
-        """By handle: one per snapshot, for as long as a completion uses it."""
+        """By handle: one per snapshot, while a completion uses it."""
         self._newest: Publication | None = None
         self._scopes: list[CompletionScope] = []
         limit = config.sampler_max_concurrency
@@ -127,8 +127,8 @@ class PolicySampler:
 
     @contextmanager
     def serving(self, scope: CompletionScope) -> Iterator[None]:
-        """Calls within the block belong to the completion. At its end the samplers that no other
-        completion uses are closed, except the newest policy's: rows that come will use that."""
+        """Calls within the block belong to the completion. At its end, samplers that no other
+        completion uses are closed, except the newest policy's, which the next rows will use."""
         current_scope.set(scope)
         self._scopes.append(scope)
         try:
@@ -153,7 +153,8 @@ class PolicySampler:
     async def _logged(
         self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
     ) -> Sample:
-        """The answer of an earlier attempt to the same question, or a new one, which is kept."""
+        """The recorded answer of an earlier attempt to the same request, or a new one, which is
+        recorded."""
         if scope.log is None:
             return await self._call(scope, prompt, settings)
         digest = request_digest(prompt, settings)
@@ -191,10 +192,10 @@ class PolicySampler:
     async def _request(
         self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
     ) -> Sample:
-        """Ask whoever serves the scope's version.
+        """Sample from the sampler that serves the scope's version.
 
-        Where nobody does, the trainer is being recovered: the call waits for that, so that the
-        rollout needn't begin again.
+        If none does, the trainer is recovering: the call waits, so that the rollout needn't start
+        again.
         """
         deadline = time.monotonic() + RECOVERY_PATIENCE
         gone: Publication | None = None
@@ -273,11 +274,10 @@ def _age(publication: Publication) -> tuple[int, int]:
 
 
 def _routing(matrices: Any) -> list[str] | None:
-    """Expert routing as it travels with a rollout: in the answer itself.
+    """The answer's expert routing, if it has any.
 
     Raises:
-        SamplingRefusedError: the server keeps it elsewhere, where it may expire before it is
-            trained on.
+        SamplingRefusedError: the answer only refers to it, and it may expire before training.
     """
     if matrices is None or isinstance(matrices, list):
         return matrices
@@ -288,7 +288,7 @@ def _routing(matrices: Any) -> list[str] | None:
 
 
 def _server_words(error: Exception) -> str:
-    """What the server said, where the SDK keeps only the status."""
+    """The server's error text; the SDK's has only the status."""
     response = getattr(error, "response", None)
     try:
         body = response.json()  # type: ignore[union-attr]

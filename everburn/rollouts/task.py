@@ -1,7 +1,7 @@
-"""Preparing a run's task: everything that can go wrong before money or time is spent.
+"""Preparation of a run's task: the checks that can fail before money or time is spent.
 
-Owns the checks that need the outside world (imports, rows, keys) and the copy of the
-rows that the run keeps. Doesn't own the configuration's own rules (config/fields.py).
+Owns the checks that need the outside world (imports, rows, keys) and the run's copy of the rows.
+Doesn't own the configuration's own rules (config/).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from everburn.trainers.backends import api_key
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """rows: training rows per epoch. notes: what a person should hear before it starts."""
+    """rows: training rows per epoch. notes: warnings for a person."""
 
     rows: int
     evaluation_rows: int
@@ -27,8 +27,8 @@ class PreparedTask:
 
 
 def prepare_task(run: RunRef) -> PreparedTask:
-    """Resolve names, and read and keep the rows. Whether the rollout function can be made is seen
-    where that is: a RolloutRunner is due next.
+    """Resolve names, and copy the rows into the run's folder. Doesn't call the rollout factory: a
+    RolloutRunner does.
 
     Raises:
         EntrypointError, DatasetError, MissingKeyError, InvalidAdvantagesError, and whatever the
@@ -40,7 +40,7 @@ def prepare_task(run: RunRef) -> PreparedTask:
         check_single_reward(config.advantages)
     api_key(config)
     store = ArtifactStore.of(run)
-    # A run that is resumed or forked goes on with the rows it has: the source isn't looked at.
+    # A resumed or forked run continues with the rows it has: their source isn't read again.
     if not store.exists(ROWS_KEY):
         write_rows(store, ROWS_KEY, load_rows(config.dataset, config.max_rows))
     if not store.exists(EVALUATION_ROWS_KEY):

@@ -1,8 +1,4 @@
-"""Loading the tokenizer of a run.
-
-Owns the rule which tokenizer that is. Doesn't own the emulator's own
-(emulator/models/base_model.py).
-"""
+"""The tokenizer of a run. Doesn't own the emulator's tokenizers (emulator/models/base_model.py)."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,7 +7,7 @@ from everburn.config import RunConfig
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that can't be loaded; says its name and what to do."""
+    """A tokenizer can't be loaded; names it and the remedy."""
 
 
 def tokenizer_name(config: RunConfig) -> str:

@@ -1,6 +1,6 @@
-"""The rules that a rollout function and what it returns must keep.
+"""The rules for a rollout function and its results.
 
-A rollout that breaks a rule is refused with its place (run, row, completion, segment); nothing is
+A rollout that breaks a rule is refused with its place (run, row, completion, segment), never
 repaired. Doesn't own the types (contract.py).
 """
 
@@ -25,7 +25,7 @@ def context_parameters(rollout_fn: RolloutFn) -> frozenset[str]:
     """The context parameters that a rollout function declares.
 
     Raises:
-        InvalidRolloutError: it isn't an async callable, or needs a parameter that is unknown.
+        InvalidRolloutError: it isn't an async callable, or requires an unknown parameter.
     """
     if not _is_async(rollout_fn):
         raise InvalidRolloutError(
@@ -53,7 +53,7 @@ def context_parameters(rollout_fn: RolloutFn) -> frozenset[str]:
 
 
 def _is_async(function: object) -> bool:
-    """Whether calling it gives an awaitable: an async function, also partially applied or
+    """Whether a call returns an awaitable: an async function, possibly partially applied or
     decorated, or an object with an async `__call__`."""
     while isinstance(function, partial):
         function = function.func
@@ -62,10 +62,10 @@ def _is_async(function: object) -> bool:
 
 
 def validate_rollout(value: object, where: str, vocab_size: int | None = None) -> RolloutRun:
-    """Check what a rollout function returned; `where` names run, row and completion.
+    """Check the result of a rollout function. where: its run, row and completion.
 
     Raises:
-        InvalidRolloutError: naming the place, the segment and the rule that was broken.
+        InvalidRolloutError: names the place, the segment and the broken rule.
     """
     if not isinstance(value, RolloutRun):
         raise InvalidRolloutError(
@@ -99,10 +99,10 @@ def validate_rollout(value: object, where: str, vocab_size: int | None = None) -
 
 
 def written_info(run: RolloutRun, where: str) -> dict[str, Any]:
-    """A rollout's `info` as files have it: what JSON has no form for (an array, NaN) is text there.
+    """A rollout's `info` as files hold it: values that JSON can't hold (an array, NaN) are text.
 
     Raises:
-        InvalidRolloutError: naming the place; it isn't a dict, or not even so fit for JSON.
+        InvalidRolloutError: names the place; it isn't a dict, or can't be written at all.
     """
     if not isinstance(run.info, dict):
         raise InvalidRolloutError(f"{where}: info is a {type(run.info).__name__}, not a dict")
@@ -118,12 +118,12 @@ def require_routing(run: RolloutRun, where: str) -> None:
     """Check that every segment carries the routing of its trained tokens, for router replay.
 
     Raises:
-        InvalidRolloutError: naming the place and the first token without.
+        InvalidRolloutError: names the place and the first token without routing.
     """
     for index, segment in enumerate(run.segments):
         if segment.routing is None:
             raise InvalidRolloutError(
-                f"{where} · segment {index}: has no routing, and router_replay is set: hand "
+                f"{where} · segment {index}: has no routing, and router_replay is set: pass "
                 "Sample.routing on, or set router_replay to false if the model has no experts"
             )
         for position, (flag, matrix) in enumerate(
@@ -161,7 +161,7 @@ def _segment_problem(segment: object, vocab_size: int | None) -> str | None:
             return f"loss_mask {position} is {flag!r}; it must be 0 or 1"
     if not any(mask[1:]):
         # The first token has no context to be predicted from, so it can't be the only one.
-        return "loss_mask trains no token: return None to drop the draw"
+        return "loss_mask trains no token: return None to drop the completion"
     if not _is_finite_number(segment.reward):
         return f"reward is {segment.reward!r}, not a finite number"
     return _optional_problem(segment)
@@ -178,7 +178,7 @@ def _token_problem(tokens: Sequence[int], vocab_size: int | None) -> str | None:
 
 
 def _optional_problem(segment: RolloutSample) -> str | None:
-    """What is wrong with the fields that a segment needn't have."""
+    """A problem of the optional fields."""
     for name in ("raw_logprobs", "routing"):
         values = getattr(segment, name)
         if values is None:
@@ -208,14 +208,14 @@ def _turns_problem(turns: Sequence[int], mask: Sequence[int]) -> str | None:
 
 
 def _is_flat(value: object) -> bool:
-    """Whether it is a list of single values: any sequence, or a one-dimensional array."""
+    """Whether it is a sequence or a one-dimensional array."""
     if isinstance(value, Sequence):
         return not isinstance(value, str | bytes)
     return getattr(value, "ndim", None) == 1
 
 
 def _is_integer(value: object) -> bool:
-    # An attribute isn't enough: arrays and tensors have `__index__` whatever they hold.
+    # An attribute check isn't enough: all arrays and tensors have `__index__`.
     try:
         operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -288,7 +288,7 @@ def test_a_rule_between_fields_is_silent_while_one_of_them_is_wrong_by_itself():
     ]
 
 
-def test_rules_of_resources_are_checked_beside_wrong_fields():
+def test_rules_of_provisioning_are_checked_together_with_wrong_fields():
     assert problems(
         backend="emulator-dedicated",
         trainer={"job_id": "job-of-mine"},
@@ -296,8 +296,8 @@ def test_rules_of_resources_are_checked_beside_wrong_fields():
         learning_rate=-1.0,
     ) == [
         "learning_rate: Input should be greater than or equal to 0 (got -1.0)",
-        "deployment: weight_sync_scope 'per_deployment' is settled when the trainer job is made: "
-        "it can't be had with a job_id to attach to",
+        "deployment: weight_sync_scope 'per_deployment' is fixed when the trainer job is created: "
+        "it can't be combined with the job_id of an existing one",
     ]
 
 
@@ -526,5 +526,5 @@ def test_dividing_by_length_twice_is_warned_about(loss: str, normalization: str,
 
 def test_sampling_without_temperature_is_warned_about():
     assert config(temperature=0).warnings() == [
-        "temperature=0: all completions of a row are alike and train nothing"
+        "temperature=0: all completions of a row are equal and train nothing"
     ]

@@ -102,7 +102,7 @@ def test_an_update_that_makes_no_sense_is_refused_in_words(shell: Shell) -> None
 
     fixed = shell(f'{update} reconfigure --input \'{{"base_model": "x"}}\'')
     assert fixed.returncode != 0
-    assert "base_model can't change while a run goes on" in fixed.stderr
+    assert "base_model can't change while a run continues" in fixed.stderr
 
     ended = shell("temporal workflow cancel --workflow-id other-run")
     assert ended.returncode == 0

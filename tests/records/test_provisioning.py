@@ -75,7 +75,7 @@ def test_other_backends_have_neither(name: str) -> None:
         ({"deployment": {"shape": SHAPE}}, "isn't a deployment shape"),
         (
             {"trainer": {"job_id": "j"}, "deployment": {"weight_sync_scope": "per_deployment"}},
-            "can't be had with a job_id",
+            "can't be combined with the job_id",
         ),
     ],
 )
@@ -110,13 +110,15 @@ def test_rules_between_fields_are_checked_beside_a_field_that_is_wrong() -> None
     attached = {"trainer": {"job_id": "j"}, "deployment": {"weight_sync_scope": "per_deployment"}}
     text = problems(FIREWORKS | attached | {"epochs": "3"})
     assert "3 problems" in text
-    assert all(part in text for part in ("epochs: ", "can't be had with a job_id", "hardware"))
+    assert all(
+        part in text for part in ("epochs: ", "can't be combined with the job_id", "hardware")
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"lora_rank": 4}, "output_merged: is about a model: name its output_model_id"),
+        ({"lora_rank": 4}, "output_merged: requires output_model_id"),
         ({"output_model_id": "m"}, "output_merged: all parameters are trained"),
         (
             {"output_model_id": "m", "lora_rank": 4, "backend": "emulator"},

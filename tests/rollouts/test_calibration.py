@@ -15,7 +15,12 @@ from everburn.records.ids import GroupKey, RunRef
 from everburn.records.keys import rollout_key
 from everburn.records.run_folder import stored_config
 from everburn.records.store import ArtifactStore
-from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Draw, calibrate
+from everburn.rollouts.calibration import (
+    Calibration,
+    CalibrationFailedError,
+    Rollout,
+    calibrate,
+)
 from everburn.rollouts.tokenizers import load_tokenizer
 from everburn.trainers.serverless import ServerlessTrainer
 from support.emulator import RunningEmulator
@@ -83,19 +88,19 @@ async def test_figures_of_a_batch(emulator: RunningEmulator, tmp_path: Path) -> 
     found = await calibrate(run, config, ServerlessTrainer.open)
 
     # The fourth row isn't of the first batch.
-    assert (found.asked, len(found.draws)) == (12, 10)
+    assert (found.asked, len(found.rollouts)) == (12, 10)
     assert found.reward_mean == pytest.approx(6 / 10)
     assert found.reward_std_within_group == pytest.approx((1 / 3) ** 0.5 / 3)
     assert found.flat_groups == 2
     assert (found.dropped, found.failures) == (1, ["RecoverableRolloutError: the judge is out"])
     assert all(1 <= tokens <= 4 for tokens in found.output_tokens)
-    assert found.at_token_limit == sum(was_cut_off(run, draw) for draw in found.draws)
-    assert {draw.record.prompt for draw in found.draws} == {"ab"}
+    assert found.at_token_limit == sum(was_cut_off(run, draw) for draw in found.rollouts)
+    assert {draw.record.prompt for draw in found.rollouts} == {"ab"}
     # Others, of earlier tests, may have expired meanwhile.
     assert emulator.admin("GET", "state")["sessions"].keys() <= before
 
 
-def was_cut_off(run: RunRef, draw: Draw) -> bool:
+def was_cut_off(run: RunRef, draw: Rollout) -> bool:
     """Whether its four tokens hold no end."""
     record = draw.record
     key = rollout_key(GroupKey(cursor=record.cursor), record.completion)
@@ -159,7 +164,7 @@ async def test_what_is_cut_short_has_ended_before_its_session(
 def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: Any) -> Calibration:
     record = a_record(at_token_limit=at_limit, output_tokens=3)
     config = a_config("http://nowhere.invalid", [[0, 1]], **fields)
-    return Calibration(config, [[Draw(record, r) for r in row] for row in rewards], [], 0)
+    return Calibration(config, [[Rollout(record, r) for r in row] for row in rewards], [], 0)
 
 
 @pytest.mark.parametrize(

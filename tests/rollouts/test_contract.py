@@ -130,11 +130,11 @@ def test_lists_arrays_and_tensors_of_numbers_are_accepted(changes: dict[str, Any
         ({"loss_mask": [0, "1", 1, 1]}, "loss_mask 1 is '1'; it must be 0 or 1"),
         (
             {"loss_mask": [0, 0, 0, 0]},
-            "loss_mask trains no token: return None to drop the draw",
+            "loss_mask trains no token: return None to drop the completion",
         ),
         (
             {"loss_mask": [1, 0, 0, 0]},
-            "loss_mask trains no token: return None to drop the draw",
+            "loss_mask trains no token: return None to drop the completion",
         ),
         ({"reward": math.nan}, "reward is nan, not a finite number"),
         ({"reward": math.inf}, "reward is inf, not a finite number"),
@@ -210,7 +210,7 @@ def test_what_the_sampler_answered_becomes_a_segment():
 def test_replayed_routing_must_be_there_for_every_trained_token():
     require_routing(RolloutRun([segment(routing=["", "", "AA==", "AQ=="])]), WHERE)
     for routing, text in (
-        (None, "has no routing, and router_replay is set: hand Sample.routing on, or"),
+        (None, "has no routing, and router_replay is set: pass Sample.routing on, or"),
         (["", "", "AA==", ""], "token 3 is trained and has no routing, and router_replay is set"),
     ):
         with pytest.raises(InvalidRolloutError) as caught:

@@ -62,7 +62,9 @@ def test_only_a_fork_can_raise_the_tolerance() -> None:
     """As the error text says."""
     config = a_config("http://127.0.0.1:1")
     assert forked(config, config.model_dump(mode="json") | {"publication_tolerance": 0.5})
-    with pytest.raises(ConfigError, match="publication_tolerance can't change while a run goes on"):
+    with pytest.raises(
+        ConfigError, match="publication_tolerance can't change while a run continues"
+    ):
         reconfigured(config, {"publication_tolerance": 0.5})
 
 

@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities import heartbeats
 from everburn.records.store import ArtifactStore
-from everburn.rollouts import runner
+from everburn.rollouts import attempt
 from everburn.rollouts.sandboxes import Sandboxes, sandbox_keys
 from support.farm import Farm, Run, Start
 from support.sandboxes import noted
@@ -88,7 +88,7 @@ async def test_a_worker_that_falls_silent_is_replaced_and_changes_nothing_when_i
 async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    beat, reap_at_end = heartbeats._beat, runner.reap_at_end
+    beat, reap_at_end = heartbeats._beat, attempt.reap_at_end
     begun, back, settled = Gate(), Gate(), Gate()
     beating: list[str] = []
     ended: list[str] = []
@@ -115,7 +115,7 @@ async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
         return float(draw.completion)
 
     monkeypatch.setattr(heartbeats, "_beat", beat_unless_first)
-    monkeypatch.setattr(runner, "reap_at_end", note_its_end)
+    monkeypatch.setattr(attempt, "reap_at_end", note_its_end)
     runs.append(run := await start_tuned(Script(play), rows=1))
     begun.open()
     await until(lambda: any(draw.tries for draw in run.script.begun))

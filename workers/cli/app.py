@@ -317,7 +317,7 @@ def calibrate(
     file = load_run_file(config, assignments or [], here)
     with sigterm_interrupts():
         found = calibrate_here(file.config, here)
-    for line in [*report(found), *sample_texts(found.draws[:samples])]:
+    for line in [*report(found), *sample_texts(found.rollouts[:samples])]:
         say(line)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from everburn.config import RunConfig
 from everburn.records.ids import RunRef
-from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Draw, calibrate
+from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Rollout, calibrate
 from everburn.trainers.backends import on_shared_emulator
 from workers.cli.preflight import check_local, make_base_model
 from workers.environment import imports_from
@@ -67,19 +67,19 @@ async def _calibrate(run: RunRef, config: RunConfig) -> Calibration:
 
 def report(calibration: Calibration) -> list[str]:
     """The figures, and what to change, as lines."""
-    draws, tokens = calibration.draws, calibration.output_tokens
+    rollouts, tokens = calibration.rollouts, calibration.output_tokens
     lines = [
         f"{len(calibration.groups)} rows x {calibration.config.completions_per_prompt} completions "
         "from the initial policy",
-        f"  completed           {len(draws)}/{calibration.asked}{_losses(calibration)}",
+        f"  completed           {len(rollouts)}/{calibration.asked}{_losses(calibration)}",
     ]
-    if draws:
+    if rollouts:
         lines += [
             f"  reward              {calibration.reward_mean:.3f} in the mean",
             f"  within groups       {calibration.reward_std_within_group:.3f} standard deviation "
             "in the mean",
             f"  flat groups         {calibration.flat_groups}/{len(calibration.groups)}",
-            f"  at the token limit  {calibration.at_token_limit}/{len(draws)}",
+            f"  at the token limit  {calibration.at_token_limit}/{len(rollouts)}",
             f"  output tokens       {sum(tokens) / len(tokens):.1f} in the mean, {max(tokens)} at "
             "most",
         ]
@@ -91,12 +91,12 @@ def report(calibration: Calibration) -> list[str]:
     )
 
 
-def sample_texts(draws: list[Draw]) -> list[str]:
+def sample_texts(rollouts: list[Rollout]) -> list[str]:
     """Whole completions, each with its reward and length."""
     return [
-        f"--- reward={draw.reward:.2f} output_tokens={draw.record.output_tokens}\n"
-        f"{draw.record.answer.strip()}"
-        for draw in draws
+        f"--- reward={rollout.reward:.2f} output_tokens={rollout.record.output_tokens}\n"
+        f"{rollout.record.answer.strip()}"
+        for rollout in rollouts
     ]
 
 

@@ -14,7 +14,7 @@ from everburn.rollouts.evaluation import (
     BEFORE_KEY,
     EvaluationReport,
     load_report,
-    summarise,
+    summarize,
 )
 
 COUNTS = {
@@ -74,7 +74,7 @@ class _Figures:
         if report is None or not report.samples:
             return cls()
         partial = any(sample.reward not in (0, 1) for sample in report.samples)
-        return cls(summarise(report), partial)
+        return cls(summarize(report), partial)
 
     def count(self, key: str) -> str:
         if key not in self.values:

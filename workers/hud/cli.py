@@ -176,9 +176,9 @@ def _calibrate(options: HudOptions, folder: Path) -> None:
     with sigterm_interrupts():
         found = calibrate_here(options.run_file(folder).config, folder)
     say(
-        f"calibration: {len(found.draws)}/{found.asked} rollouts completed "
+        f"calibration: {len(found.rollouts)}/{found.asked} rollouts completed "
         f"reward_mean={found.reward_mean:.3f} "
         f"within_group_reward_std={found.reward_std_within_group:.3f}"
     )
-    for line in sample_texts(found.draws[: options.debug_samples]) + found.advice():
+    for line in sample_texts(found.rollouts[: options.debug_samples]) + found.advice():
         say(line)

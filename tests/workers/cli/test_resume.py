@@ -74,7 +74,7 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
 
     again = everburn("resume", "first", "--set", "base_model=other")
     assert again.returncode == 2
-    assert "base_model can't change while a run goes on" in again.stderr
+    assert "base_model can't change while a run continues" in again.stderr
 
 
 def test_a_changed_file_is_found_by_verification(shared_stack: Everburn) -> None:
