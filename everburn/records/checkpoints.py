@@ -14,7 +14,7 @@ from everburn.records.store import ArtifactStore
 
 
 class Checkpoint(BaseModel):
-    """`path` is the full reference by which the training service loads it."""
+    """`path` is the full reference under which the training service loads it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +28,7 @@ class Checkpoint(BaseModel):
 
 
 def record_checkpoint(store: ArtifactStore, checkpoint: Checkpoint) -> None:
-    """Write the record. Records of the same step by other leases stay."""
+    """Keep the record; another lease's of the same step stays."""
     key = checkpoint_key(checkpoint.step, checkpoint.epoch)
     store.put_json(key, checkpoint.model_dump(mode="json"))
 

@@ -118,13 +118,13 @@ def stored_config(run: RunRef) -> RunConfig:
 
 
 def configured(run: RunRef, step: int | None = None) -> RunConfig:
-    """The current configuration of a run, or the one with which it committed `step`."""
+    """The configuration that a run has by now, or had when it committed `step`."""
     changes = told_changes(run, step)
     config = stored_config(run)
     return parse_config(config.model_dump(mode="json") | changes) if changes else config
 
 
 def told_changes(run: RunRef, step: int | None = None) -> dict[str, JsonValue]:
-    """The changes of commands to the configuration that the run was started with."""
+    """What the run was told to change of the configuration that it was started with."""
     controls = read_controls(ArtifactStore.of(run))
     return changes_by(control for control in controls if step is None or control.step < step)

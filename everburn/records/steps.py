@@ -1,8 +1,8 @@
 """The record of an optimizer step: its ledger entry and its metrics.
 
-Owns what is computed from the store when a step is committed. Reads manifests only, so it runs in
-the light orchestrator process. Doesn't own the ledger's rules (ledger.py), the metrics file
-(metrics.py) or the transaction of a step (workflows/run/step.py).
+Owns what is computed from the store when a step is committed. Reads manifests only, so it is at
+home in the light orchestrator process. Doesn't own the ledger's rules (ledger.py), the metrics
+file (metrics.py) or the course of a step (workflows/run/step.py).
 """
 
 import math
@@ -49,7 +49,7 @@ class StepOutcome:
 
 
 def commit_step(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
-    """Append the step to the ledger. Idempotent: returns the entry that was committed first.
+    """Append the step to the ledger; again returns what was committed first.
 
     Raises:
         LedgerConflictError

@@ -1,9 +1,9 @@
 """Verification: a run against its own ledger.
 
 Re-executes every committed step on a fresh trainer and compares weights, and checks that each row
-has one outcome and each group of a batch was applied once. Finds a step that was applied twice or
-not at all, a row that was trained twice or skipped, a changed file. Doesn't own the replay of a
-step (replay.py).
+has one fate and each group of a batch was applied once. Finds what a fault could have done: a step
+applied twice or not at all, a row trained twice or skipped, a file changed. Doesn't own how a step
+is replayed (replay.py).
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ class VerificationError(Exception):
 
 @dataclass(frozen=True)
 class Fates:
-    """The outcomes of the run's rows. ending: how the run ended, if that is recorded."""
+    """What became of the run's rows. ending: how the run ended, None where it didn't say."""
 
     trained: int
     rejected: int
@@ -69,8 +69,8 @@ class Verified:
 
 
 def check_records(run: RunRef) -> Fates:
-    """Check the ledger alone: contiguous steps, one outcome per row (and for every row if the run
-    completed), one submission per group, files as recorded.
+    """Check the ledger by itself: contiguous steps, one fate per row, one submission per group,
+    files as recorded. Every row of a run that completed has a fate.
 
     Raises:
         VerificationError: naming the first difference.
@@ -158,7 +158,7 @@ def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
 
 
 def _check_form(path: str, entry: LedgerEntry) -> None:
-    """Checks beyond the types of an entry's fields."""
+    """What the types of an entry's fields don't say."""
     try:
         for text in entry.groups:
             GroupKey.parse(text)
@@ -173,8 +173,8 @@ def _check_form(path: str, entry: LedgerEntry) -> None:
 
 
 def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:
-    """All files of the step have their digests, and each group of its batch that has a training
-    signal was submitted once."""
+    """Every file that the step was made of still has its digest, and each group of its batch that
+    has something to teach was submitted once."""
     batch: dict[str, GroupManifest] = {}
     digests: dict[str, str] = {}
     for text, digest in zip(entry.groups, entry.digests, strict=True):

@@ -56,7 +56,7 @@ class FinishedRollout:
 
 
 class Destination(Protocol[T_co]):
-    """Where a completion's result is written. The methods access the store, and block."""
+    """Where a completion's result is written. Its methods block."""
 
     def log_keys(self) -> list[str]:
         """The key of the attempt's call log, then those of earlier attempts' logs."""
@@ -67,8 +67,7 @@ class Destination(Protocol[T_co]):
         ...
 
     def write(self, scope: CompletionScope, rollout: FinishedRollout | None) -> T_co:
-        """Write a result; None if the function dropped the completion. Returns what the caller
-        of the attempt receives."""
+        """Write a result, None if the function dropped the completion; returns `run`'s result."""
         ...
 
 
@@ -128,8 +127,8 @@ class RolloutAttempt(Generic[T]):
         return await through_outages(write, self._scope, rollout, patience=self._patience)
 
     async def _reap(self) -> None:
-        """A store that can't list the sandboxes must not cost the result: the end of the group
-        reaps again."""
+        """Reap, unless the store fails, which must not cost the result: the end of the group reaps
+        again."""
         try:
             await reap_at_end(self._store, self._scope.attempt)
         except StoreError as error:

@@ -104,8 +104,8 @@ class RolloutSample:
         raw_logprobs: Sequence[float] | None = None,
         routing: Sequence[str] | None = None,
     ) -> "RolloutSample":
-        """The segment of one prompt and one sampled output; all of the output is trained. raw_logprobs
-        and routing are the output's."""
+        """The segment of one prompt and one sampled output, all of which is trained. raw_logprobs
+        and routing belong to the output."""
         prompt, output = list(prompt_tokens), list(output_tokens)
         return cls(
             tokens=prompt + output,

@@ -45,12 +45,14 @@ class TrainingRollout:
 
     def write(self, scope: CompletionScope, rollout: FinishedRollout | None) -> RolloutOutcome:
         if rollout is not None:
-            record = self._record(scope, rollout)
-            write_rollout(self.store, rollout_key(self.group, self.completion), record, rollout.run)
-        status = "dropped" if rollout is None else "succeeded"
-        reused = scope.log is not None and scope.log.reused > 0
+            key = rollout_key(self.group, self.completion)
+            write_rollout(self.store, key, self._record(scope, rollout), rollout.run)
         scope.delete_log()
-        return RolloutOutcome(completion=self.completion, status=status, reused=reused)
+        return RolloutOutcome(
+            completion=self.completion,
+            status="dropped" if rollout is None else "succeeded",
+            reused=scope.log is not None and scope.log.reused > 0,
+        )
 
     def _record(self, scope: CompletionScope, rollout: FinishedRollout) -> CompletionRecord:
         return CompletionRecord(

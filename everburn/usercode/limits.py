@@ -1,10 +1,8 @@
 """The time limit of user functions on a trainer worker: `loss` and `prepare_batch`.
 
-They run on their own threads, so that one that blocks stops neither the SDK's event loop, which all
-sessions of the process share, nor the worker's, which heartbeats for all its leases. Python can't
-end a thread, so a function that doesn't return is given up. Owns the limit, its error, and the loop
-that replaces a blocked one. Doesn't own the threads (threads.py, loop.py), or the limit of
-rollouts, which is a configuration field.
+They run on their own threads, so that one that blocks stops neither the SDK's event loop nor the
+worker's. Python can't end a thread, so a function that doesn't return is given up. Owns the limit,
+its error, and the loop that replaces a blocked one. Doesn't own the threads (threads.py, loop.py).
 """
 
 import asyncio
@@ -17,8 +15,8 @@ from everburn.usercode.loop import UserLoop
 T = TypeVar("T")
 
 LIMIT = 1800.0
-"""Seconds: judges of a whole batch may take minutes. The activity's timeout is longer, even after a
-request of an hour (workflows/run/session.py), so the error names the function."""
+"""Seconds: judges of a whole batch may take minutes. The activity's timeout is longer
+(workflows/run/session.py), so the error names the function."""
 
 
 class UserCodeStuckError(RuntimeError):
@@ -26,11 +24,7 @@ class UserCodeStuckError(RuntimeError):
 
 
 async def limited(call: Awaitable[T]) -> T:
-    """The result of a call of a user function.
-
-    Raises:
-        UserCodeStuckError: it took longer than LIMIT; and whatever the function raises.
-    """
+    """Await a user function. Raises UserCodeStuckError after LIMIT."""
     deadline = asyncio.timeout(LIMIT)
     try:
         async with deadline:
@@ -53,11 +47,7 @@ class LimitedLoop:
         self._loop = UserLoop(name)
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await `function()` there.
-
-        Raises:
-            UserCodeStuckError, UserCodeExitError, and whatever the function raises.
-        """
+        """Await `function()` there. Raises UserCodeStuckError, UserCodeExitError."""
         loop = self._loop
         try:
             return await limited(loop.run(function))

@@ -3,7 +3,7 @@
 Rollout functions may block: a grader that computes for seconds must not stop the worker's main
 loop, which sends heartbeats and polls for tasks. A call that never returns can't be ended from
 outside, and nothing else can run on its thread. Owns the thread, calls to it, and the detection of
-a blocked loop. Doesn't own what runs there, or what a process with a blocked loop does.
+a blocked loop. Doesn't own what runs there, or the reaction to a blocked loop (workers/).
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class UserLoop:
-    """Runs coroutines on its own thread; callers await them from theirs."""
+    """Runs coroutines on its own thread; callers await them from other loops."""
 
     def __init__(self, name: str) -> None:
         self._loop = _Loop()
