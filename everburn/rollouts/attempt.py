@@ -75,10 +75,7 @@ class RolloutAttempt(Generic[T]):
     """Runs a completion once; see the table above."""
 
     def __init__(
-        self,
-        function: RolloutFunction,
-        scope: CompletionScope,
-        destination: Destination[T],
+        self, function: RolloutFunction, scope: CompletionScope, destination: Destination[T]
     ) -> None:
         self._function = function
         self._store, self._config = function.store, function.config
@@ -114,8 +111,8 @@ class RolloutAttempt(Generic[T]):
 
     async def _clean_up(self, error: BaseException) -> None:
         await self._reap()
-        if self._scope.log is not None and needs_fresh_samples(error):
-            await to_thread(self._scope.log.delete)
+        if needs_fresh_samples(error):
+            await to_thread(self._scope.delete_log)
 
     async def _keep(self, result: Any, seconds: float) -> T:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from everburn.learning.rollout_file import CompletionRecord, write_rollout
+from everburn.learning.rollout_file import CompletionRecord, read_rollout, write_rollout
 from everburn.records.ids import GroupKey, RolloutOutcome
 from everburn.records.keys import (
     call_log_key,
@@ -19,13 +19,13 @@ from everburn.records.store import ArtifactStore
 from everburn.rollouts.attempt import FinishedRollout
 from everburn.rollouts.contract import RolloutRun
 from everburn.rollouts.dataset import Position
-from everburn.rollouts.reuse import has_rollout, recorded_calls
 from everburn.rollouts.sampling import CompletionScope
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRollout:
-    """A completion of a prompt group. earlier: attempts at the row whose rollouts are unused."""
+    """A completion of a prompt group. earlier: attempts at the row whose rollouts are unused, the
+    newest first (reuse.py)."""
 
     store: ArtifactStore
     group: GroupKey
@@ -35,13 +35,21 @@ class TrainingRollout:
     earlier: Sequence[GroupKey]
 
     def log_keys(self) -> list[str]:
-        own = call_log_key(self.group, self.completion)
-        return [own, *recorded_calls(self.store, self.completion, self.earlier)]
+        own, *earlier = (call_log_key(g, self.completion) for g in (self.group, *self.earlier))
+        return [own, *filter(self.store.exists, earlier)]
 
     def find(self) -> RolloutOutcome | None:
-        if has_rollout(self.store, self.group, self.completion, self.version, self.earlier):
-            return RolloutOutcome(completion=self.completion, status="succeeded", reused=True)
-        return None
+        """Copies a rollout of an earlier group, with this one's attempt and version; the sampled
+        versions stay recorded."""
+        own, *earlier = (rollout_key(g, self.completion) for g in (self.group, *self.earlier))
+        if not self.store.exists(own):
+            found = next(filter(self.store.exists, earlier), None)
+            if found is None:
+                return None
+            record, run = read_rollout(self.store, found)
+            stamp = {"attempt": self.group.attempt, "version": self.version}
+            write_rollout(self.store, own, record.model_copy(update=stamp), run)
+        return RolloutOutcome(completion=self.completion, status="succeeded", reused=True)
 
     def write(self, scope: CompletionScope, rollout: FinishedRollout | None) -> RolloutOutcome:
         if rollout is not None:
@@ -51,7 +59,7 @@ class TrainingRollout:
         return RolloutOutcome(
             completion=self.completion,
             status="dropped" if rollout is None else "succeeded",
-            reused=scope.log is not None and scope.log.reused > 0,
+            reused=scope.reused_calls > 0,
         )
 
     def _record(self, scope: CompletionScope, rollout: FinishedRollout) -> CompletionRecord:

@@ -71,16 +71,8 @@ class RolloutFunction:
         ]
         return str(self.tokenizer.decode(trained, skip_special_tokens=True))
 
-    def close(self) -> None:
-        """Close the sampler's connections."""
-        self.sampler.close()
-
 
 def resolve_names(config: RunConfig) -> None:
-    """Import all callables that a configuration names.
-
-    Raises:
-        EntrypointError: for the first that fails.
-    """
+    """Import all callables that a configuration names. Raises EntrypointError."""
     for entrypoint in (*config.rollout_entrypoints, *config.trainer_entrypoints):
         resolve(entrypoint)

@@ -1,18 +1,16 @@
-"""Finished rollouts and recorded calls of a row's earlier attempts.
+"""Earlier attempts of a row, whose finished work is used again.
 
 A row gets a new attempt when its group's workflow died, was cancelled by a stop, or when one
 completion failed finally; the other completions' finished work is used again. If an attempt
 produced a completed group, its rollouts were consumed: the next attempt samples new ones. Owns that
-rule. Doesn't own the files (learning/rollout_file.py, call_log.py).
+rule. Doesn't own what is used of them (destinations.py, call_log.py).
 """
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
 
-from everburn.learning.rollout_file import read_rollout, write_rollout
 from everburn.records.ids import NUMBERS_PER_LIFE, GroupKey
-from everburn.records.keys import ROLLOUTS, call_log_key, group_key, rollout_key
+from everburn.records.keys import ROLLOUTS, group_key
 from everburn.records.store import ArtifactStore
 
 
@@ -62,34 +60,3 @@ def _attempts_before(store: ArtifactStore, first: int) -> dict[int, list[int]]:
         if group.attempt < first:
             found[group.cursor].append(group.attempt)
     return {cursor: sorted(numbers, reverse=True) for cursor, numbers in found.items()}
-
-
-def has_rollout(
-    store: ArtifactStore,
-    group: GroupKey,
-    completion: int,
-    version: int,
-    earlier: Sequence[GroupKey],
-) -> bool:
-    """Whether the completion has a rollout; one that an earlier attempt has finished is copied.
-
-    version: of this attempt's admission; the sampled versions stay recorded. earlier: the attempts
-    whose rollouts are unused, newest first.
-    """
-    own = rollout_key(group, completion)
-    if store.exists(own):
-        return True
-    for attempt in earlier:
-        key = rollout_key(attempt, completion)
-        if store.exists(key):
-            record, run = read_rollout(store, key)
-            stamp = {"attempt": group.attempt, "version": version}
-            write_rollout(store, own, record.model_copy(update=stamp), run)
-            return True
-    return False
-
-
-def recorded_calls(store: ArtifactStore, completion: int, earlier: Sequence[GroupKey]) -> list[str]:
-    """The keys of earlier attempts' call logs, in their order."""
-    keys = [call_log_key(attempt, completion) for attempt in earlier]
-    return [key for key in keys if store.exists(key)]

@@ -125,7 +125,7 @@ class RolloutRunner:
 
     def close(self) -> None:
         """Close the sampler's connections."""
-        self._function.close()
+        self._function.sampler.close()
 
     @cached_property
     def _rows(self) -> list[Row]:

@@ -9,7 +9,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,10 @@ class CompletionScope:
         """The name of this attempt."""
         return f"{self.name}.{self.tries}-{self.token}"
 
+    @property
+    def reused_calls(self) -> int:
+        return 0 if self.log is None else self.log.reused
+
     def delete_log(self) -> None:
         if self.log is not None:
             self.log.delete()
@@ -95,7 +99,9 @@ class PolicySampler:
         self._newest: Publication | None = None
         self._scopes: list[CompletionScope] = []
         limit = config.sampler_max_concurrency
-        self._slots = None if limit is None else asyncio.Semaphore(limit)
+        self._slots: AbstractAsyncContextManager[None] = (
+            nullcontext() if limit is None else asyncio.Semaphore(limit)
+        )
 
     async def sample(
         self,
@@ -168,8 +174,6 @@ class PolicySampler:
     async def _call(
         self, scope: CompletionScope, prompt: list[int], settings: dict[str, Any]
     ) -> Sample:
-        if self._slots is None:
-            return await self._request(scope, prompt, settings)
         async with self._slots:
             return await self._request(scope, prompt, settings)
 

@@ -56,6 +56,8 @@ class RunProvisioning:
     def __init__(self, run: RunRef, config: RunConfig) -> None:
         self._run = run
         self._config = config
+        self._trainer = config.trainer_provisioning
+        self._deployment = config.deployment_provisioning
         self._store = ArtifactStore.of(run)
 
     def advance(self) -> Readiness:
@@ -117,7 +119,7 @@ class RunProvisioning:
         deployments: "DeploymentManager",
         record: ProvisioningRecord,
     ) -> Readiness:
-        if self._config.deployment_provisioning.weight_sync_scope == "per_deployment":
+        if self._deployment.weight_sync_scope == "per_deployment":
             # The job is created for the deployment's bucket, so the deployment comes first.
             deployment = self._advance_deployment(jobs, deployments, record, None)
             job = self._advance_job(jobs, record)
@@ -165,10 +167,9 @@ class RunProvisioning:
                 f"there is no trainer job {record.job_id} in account {jobs.account_id}, to which "
                 "trainer.job_id attaches: set an existing job, or remove it"
             )
-        trainer = self._config.trainer_provisioning
-        training_shape = trainer.training_shape
+        training_shape = self._trainer.training_shape
         shape = jobs.resolve_training_profile(training_shape) if training_shape else None
-        per_deployment = self._config.deployment_provisioning.weight_sync_scope == "per_deployment"
+        per_deployment = self._deployment.weight_sync_scope == "per_deployment"
         jobs.create(
             TrainerJobConfig(
                 base_model=self._config.base_model,
@@ -178,12 +179,12 @@ class RunProvisioning:
                 # A shape without a version: the control plane uses its latest version.
                 training_shape_ref=training_shape,
                 auto_select_training_shape=shape is None,
-                max_context_length=None if shape is not None else trainer.max_context_length,
-                trainer_replica_count=trainer.replicas,
-                region=trainer.region,
-                use_reservation=trainer.use_reservation,
-                reservation_target=trainer.reservation_target,
-                inactivity_timeout=timedelta(seconds=trainer.inactivity_timeout),
+                max_context_length=None if shape is not None else self._trainer.max_context_length,
+                trainer_replica_count=self._trainer.replicas,
+                region=self._trainer.region,
+                use_reservation=self._trainer.use_reservation,
+                reservation_target=self._trainer.reservation_target,
+                inactivity_timeout=timedelta(seconds=self._trainer.inactivity_timeout),
                 hot_load_deployment_id=record.deployment_id if per_deployment else None,
             )
         )
@@ -191,7 +192,7 @@ class RunProvisioning:
 
     def _clean_up_job(self, jobs: "TrainerJobManager", record: ProvisioningRecord) -> str:
         name = _job(record)
-        if not record.own_job or self._config.trainer_provisioning.cleanup == "keep":
+        if not record.own_job or self._trainer.cleanup == "keep":
             return f"{name} is kept, and stops by itself when it is idle"
         job = jobs.try_get(record.job_id)
         if job is None or job.get("state") in GONE:
@@ -251,25 +252,24 @@ class RunProvisioning:
                 f"{deployments.account_id}: set deployment.deployment_id to an existing one, or "
                 "remove it"
             )
-        settings = self._config.deployment_provisioning
         return deployments.create_or_get(
             DeploymentConfig(
                 deployment_id=record.deployment_id,
                 base_model=self._config.base_model,
                 description=f"everburn run {self._run.id}",
                 deployment_shape=self._deployment_shape(jobs),
-                region=settings.region,
-                min_replica_count=settings.replicas,
-                max_replica_count=settings.replicas,
+                region=self._deployment.region,
+                min_replica_count=self._deployment.replicas,
+                max_replica_count=self._deployment.replicas,
                 hot_load_trainer_job=trainer,
-                hot_load_transition_type=settings.transition_type,
+                hot_load_transition_type=self._deployment.transition_type,
                 for_training=True,
             )
         )
 
     def _deployment_shape(self, jobs: "TrainerJobManager") -> str | None:
-        shape = self._config.deployment_provisioning.shape
-        training = self._config.trainer_provisioning.training_shape
+        shape = self._deployment.shape
+        training = self._trainer.training_shape
         if shape is not None or training is None:
             return shape
         return jobs.resolve_training_profile(training).deployment_shape or None
@@ -278,13 +278,13 @@ class RunProvisioning:
         changes: list[_Change] = []
         if trainer is not None and deployment.hot_load_trainer_job != trainer:
             changes.append(("hot_load_trainer_job", "hotLoadTrainerJob", trainer))
-        transition = (self._config.deployment_provisioning.transition_type or "").upper()
+        transition = (self._deployment.transition_type or "").upper()
         if transition and (deployment.hot_load_transition_type or "ASYNC") != transition:
             changes.append(("hot_load_transition_type", "hotLoadTransitionType", transition))
         return changes
 
     def _replicas(self) -> "list[_Change]":
-        count = self._config.deployment_provisioning.replicas
+        count = self._deployment.replicas
         return [
             ("min_replica_count", "minReplicaCount", count),
             ("max_replica_count", "maxReplicaCount", count),
@@ -294,7 +294,7 @@ class RunProvisioning:
         self, deployments: "DeploymentManager", record: ProvisioningRecord
     ) -> str:
         name = _deployment(record)
-        cleanup = self._config.deployment_provisioning.cleanup
+        cleanup = self._deployment.cleanup
         if not record.own_deployment or cleanup == "keep":
             return f"{name} is kept, and costs as long as it has replicas"
         deployment = deployments.get(record.deployment_id)

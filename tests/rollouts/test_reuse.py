@@ -7,7 +7,9 @@ from everburn.records.ids import GroupKey
 from everburn.records.keys import call_log_key, group_key, rollout_key
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.contract import RolloutRun, RolloutSample
-from everburn.rollouts.reuse import EarlierAttempts, has_rollout, recorded_calls
+from everburn.rollouts.dataset import Position
+from everburn.rollouts.destinations import TrainingRollout
+from everburn.rollouts.reuse import EarlierAttempts
 from support.records import a_record
 
 RUN = RolloutRun(
@@ -23,6 +25,19 @@ def attempt(number: int, cursor: int = 17) -> GroupKey:
 
 def unused(store: ArtifactStore, group: GroupKey) -> list[GroupKey]:
     return EarlierAttempts(store).unused(group)
+
+
+def destination(
+    store: ArtifactStore, group: GroupKey, completion: int, version: int, earlier: list[GroupKey]
+) -> TrainingRollout:
+    position = Position(group.cursor, epoch=0, row_index=4, end_of_epoch=False)
+    return TrainingRollout(store, group, completion, version, position, earlier)
+
+
+def has_rollout(
+    store: ArtifactStore, group: GroupKey, completion: int, version: int, earlier: list[GroupKey]
+) -> bool:
+    return destination(store, group, completion, version, earlier).find() is not None
 
 
 def finish(store: ArtifactStore, group: GroupKey, completion: int) -> None:
@@ -81,8 +96,9 @@ def test_recorded_calls_are_found_newest_first(tmp_path: Path) -> None:
     finish(store, attempt(2), completion=0)
     found = [call_log_key(attempt(number), 1) for number in (1, 0)]
     earlier = unused(store, attempt(3))
-    assert recorded_calls(store, 1, earlier) == found
-    assert recorded_calls(store, 0, earlier) == []
+    for completion, logs in ((1, found), (0, [])):
+        own, *recorded = destination(store, attempt(3), completion, 9, earlier).log_keys()
+        assert own == call_log_key(attempt(3), completion) and recorded == logs
 
 
 class Listed(ArtifactStore):
