@@ -82,7 +82,7 @@ def test_a_planted_key_leaves_no_trace(folder: Path, emulator: RunningEmulator) 
 
 
 @pytest.mark.chaos  # two whole runs of its own, by the code that the other one shows at work
-def test_a_planted_key_leaves_no_trace_of_dedicated_training(
+def test_a_planted_key_leaves_no_trace_in_dedicated_training(
     folder: Path, emulator: RunningEmulator
 ) -> None:
     values = config(emulator) | {

@@ -49,9 +49,7 @@ Address = Annotated[
         help="Temporal server address (default: this folder's local stack).",
     ),
 ]
-Namespace = Annotated[
-    str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="Temporal namespace.")
-]
+Namespace = Annotated[str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="Temporal namespace.")]
 RunArgument = Annotated[
     str | None,
     typer.Argument(metavar="[RUN]", help="Run id (default: the open run, else the newest)."),
@@ -59,9 +57,7 @@ RunArgument = Annotated[
 RunFolder = Annotated[
     str, typer.Argument(metavar="RUN", help="Run id in ./runs, or the run's folder or URL.")
 ]
-ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The run's configuration file.")
-]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration file.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -174,7 +170,8 @@ def resume(
 def fork(
     run: RunFolder,
     step: Annotated[
-        int, typer.Option("--at-step", min=0, metavar="K", help="Start from the state after step K.")
+        int,
+        typer.Option("--at-step", min=0, metavar="K", help="Start from the state after step K."),
     ],
     run_id: RunId = None,
     assignments: Assignments = None,
@@ -229,7 +226,8 @@ def status(
 def stop(
     run: RunArgument = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Wait for rollouts in flight instead of cancelling them.")
+        bool,
+        typer.Option("--drain", help="Wait for rollouts in flight instead of cancelling them."),
     ] = False,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
@@ -328,7 +326,9 @@ def worker(
     role: Annotated[Literal["orchestrator", "rollout", "trainer"], typer.Argument()],
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
-    slots: Annotated[int, typer.Option(min=1, help="Most rollouts at once in a rollout worker.")] = 512,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Most rollouts at once in a rollout worker.")
+    ] = 512,
     build: Annotated[
         str | None,
         typer.Option(
@@ -347,9 +347,9 @@ def worker(
 
 @app.command()
 def emulator(
-    home: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for its checkpoints.")] = Path(
-        ".everburn/emulator"
-    ),
+    home: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for its checkpoints.")
+    ] = Path(".everburn/emulator"),
     port: Annotated[int, _Port(help="Port to serve on.")] = 8780,
     enable_faults: Annotated[
         bool, typer.Option("--enable-faults", help="Let clients inject failures, for tests.")
@@ -389,9 +389,7 @@ def doctor(
     namespace: Namespace = DEFAULT_NAMESPACE,
     live: Annotated[
         bool,
-        typer.Option(
-            "--live", help="Check key, account and model at the service, free of charge."
-        ),
+        typer.Option("--live", help="Check key, account and model at the service, free of charge."),
     ] = False,
 ) -> None:
     """Check this machine, and print what is missing and how to get it."""

@@ -1,7 +1,7 @@
-"""What a run on the local stack needs before anything is started.
+"""Checks of a run on the local stack before anything is started.
 
-The workers check all of it again (everburn/rollouts/task.py); here it is checked because on one
-machine the answer is known at once, not after a server has started.
+The workers check the same (everburn/rollouts/task.py); on one machine the answer is known before a
+server has started.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from workers.errors import BadInputError
 
 
 def check_local(config: RunConfig, folder: Path) -> None:
-    """Raises BadInputError: a dataset file isn't there, or no API key."""
+    """Raises BadInputError: a dataset file or the API key is missing."""
     missing = missing_datasets(config)
     if missing:
         raise BadInputError("there is no dataset file " + " and no ".join(missing))
@@ -27,9 +27,9 @@ def check_local(config: RunConfig, folder: Path) -> None:
 
 
 def make_base_model(config: RunConfig, folder: Path) -> None:
-    """Make the emulator's base model on its first use: it takes a while, and shows how far it is.
+    """Train the emulator's base model at its first use; prints progress.
 
-    folder: where a recipe that the run brings along is imported from.
+    folder: a recipe of the user is imported from here.
 
     Raises:
         BadInputError: the emulator has no such model.

@@ -37,9 +37,7 @@ def progress_on(console: Console) -> Iterator[Progress]:
     if not console.is_terminal:
         yield LineProgress(console)
         return
-    with Live(
-        Text("starting"), console=console, refresh_per_second=4, transient=True
-    ) as live:
+    with Live(Text("starting"), console=console, refresh_per_second=4, transient=True) as live:
         yield LiveProgress(console, live)
 
 

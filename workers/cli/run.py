@@ -155,7 +155,7 @@ async def start_and_follow(order: Launch, console: Console) -> int:
 
 
 def stay_with(order: Launch, stack: "Stack | None" = None) -> int:
-    """Start or follow a run; if the user leaves it, print what still runs. Returns the exit code."""
+    """Start or follow a run; if the user leaves it, print what still runs. The exit code."""
     if stack is not None:
         # The present state: workers may have been restarted since the stack started.
         used = None if stack.started_here else stack.folder.find() or stack.state

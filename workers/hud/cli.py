@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+OUTPUT_DIR = Path(HudOptions.default("output_dir"))
 
 
 def takes_hud_options(command: Callable[[HudOptions], None]) -> Callable[..., None]:
@@ -49,9 +50,9 @@ def _parameter(name: str) -> inspect.Parameter:
 def _defaults(name: str) -> str:
     """` (default 8; emulator 32)`."""
     default, emulator = HudOptions.default(name), HudOptions.default(name, "emulator")
-    if default in (None, False):
+    if default is None or isinstance(default, bool):
         return ""
-    differs = "" if emulator == default else f"; emulator {emulator}"
+    differs = "" if emulator == default else f"; emulator {emulator or 'none'}"
     return f" (default {default}{differs})"
 
 
@@ -96,9 +97,7 @@ def train(options: HudOptions) -> None:
 
 @app.command()
 def files(
-    output_dir: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = Path(
-        HudOptions.default("output_dir")
-    ),
+    output_dir: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = OUTPUT_DIR,
 ) -> None:
     """Update the output folder of a `hud train` that was left or resumed."""
     from workers.hud.files import RecipeFiles

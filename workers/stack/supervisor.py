@@ -176,7 +176,7 @@ class Supervisor:
         self._folder.begin_log(service.name)
         while True:
             started = time.monotonic()
-            reason = await self._live(service)
+            reason = await self._run_once(service)
             if self._state.phase == "starting":
                 raise StackFailure(
                     f"{service.name} ended at its start ({reason}): {self._hint(service)}"
@@ -190,8 +190,8 @@ class Supervisor:
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
 
-    async def _live(self, service: Service) -> str:
-        """From its start to its end; how it ended."""
+    async def _run_once(self, service: Service) -> str:
+        """Run a service once; returns how it ended."""
         try:
             process = await self._start(service)
         except OSError as error:

@@ -55,7 +55,7 @@ def test_everything_a_run_would_do(everburn: Everburn) -> None:
     assert everburn.processes() == []
 
 
-def test_what_a_dedicated_run_would_make(everburn: Everburn) -> None:
+def test_resources_that_a_dedicated_run_would_create(everburn: Everburn) -> None:
     path = ROOT / "examples" / "arithmetic" / "run.dedicated.json"
     trainer = {
         "training_shape": "accounts/fireworks/trainingShapes/some",
@@ -76,7 +76,7 @@ def test_what_a_dedicated_run_would_make(everburn: Everburn) -> None:
     for text in (
         "at           https://api.fireworks.ai (dedicated)\n",
         "shape accounts/fireworks/trainingShapes/some, region US_IOWA_1, replicas 2",
-        "waited for 90 min until there is capacity, then 1 h until it is ready",
+        "waits up to 90 min for capacity, then up to 1 h until it is ready",
         "tokenizer Qwen/Qwen3-4B, shape the training shape's",
         "replicas 3, weight sync scope per_trainer, transition type sync",
         "provisioning.json in the run's folder has both ids",
@@ -84,19 +84,19 @@ def test_what_a_dedicated_run_would_make(everburn: Everburn) -> None:
         assert text in told[2]
 
 
-def test_what_a_dedicated_run_would_use(everburn: Everburn) -> None:
+def test_resources_that_a_dedicated_run_would_use(everburn: Everburn) -> None:
     path = ROOT / "examples" / "arithmetic" / "run.dedicated.json"
     changes = ["trainer.job_id=our-job", "deployment.deployment_id=our-deployment"]
     settings = [part for change in changes for part in ("--set", change)]
     done = everburn("run", str(path), "--dry-run", *settings)
     assert done.returncode == 0, done.stderr
-    assert "trainer job  our-job, which is there already and stays\n" in done.stdout
-    assert "deployment   our-deployment, which is there already and stays\n" in done.stdout
+    assert "trainer job  our-job, which exists already and is kept\n" in done.stdout
+    assert "deployment   our-deployment, which exists already and is kept\n" in done.stdout
     assert "provisioning.json" not in done.stdout
     assert "region" not in done.stdout  # nothing is made anywhere
 
 
-def test_the_initial_policy_is_evaluated_unless_that_is_not_wanted(everburn: Everburn) -> None:
+def test_the_initial_evaluation_can_be_disabled(everburn: Everburn) -> None:
     (everburn.folder / "sums.py").write_text(TASK)
     (everburn.folder / "run.json").write_text(json.dumps(CONFIG))
     done = everburn("run", "run.json", "--dry-run", "--set", "initial_evaluation=false")
@@ -105,21 +105,21 @@ def test_the_initial_policy_is_evaluated_unless_that_is_not_wanted(everburn: Eve
     assert "4 of 10 held-out rows each: at most 4,000 sampled tokens" in done.stdout
 
 
-def test_the_examples_can_be_looked_at(everburn: Everburn) -> None:
+def test_dry_runs_of_the_examples(everburn: Everburn) -> None:
     path = ROOT / "examples" / "arithmetic" / "run.json"
     done = everburn("run", str(path), "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "40 optimizer steps of 8 rows x 8" in done.stdout
 
 
-def test_what_cannot_run_is_said(everburn: Everburn) -> None:
+def test_a_run_that_cannot_start_is_reported(everburn: Everburn) -> None:
     (everburn.folder / "run.json").write_text(json.dumps(CONFIG))
     done = everburn("run", "run.json", "--dry-run")
     assert done.returncode == 2
     assert "can't import 'sums'" in done.stderr
 
 
-def test_a_checkpoints_bare_name_is_for_resume(everburn: Everburn) -> None:
+def test_a_checkpoint_name_without_a_path_is_for_resume_only(everburn: Everburn) -> None:
     (everburn.folder / "run.json").write_text(json.dumps(CONFIG))
     done = everburn("run", "run.json", "--dry-run", "--set", "init_from_checkpoint=state-4")
     assert done.returncode == 2

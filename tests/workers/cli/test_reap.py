@@ -69,7 +69,7 @@ def provision(run: RunRef, emulator: RunningEmulator) -> str:
     return record.job_id
 
 
-def test_a_dead_runs_job_and_deployment_are_given_back(
+def test_the_job_and_deployment_of_a_dead_run_are_cleaned_up(
     everburn: Everburn, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FIREWORKS_API_KEY", KEY)
@@ -92,7 +92,7 @@ def test_a_dead_runs_job_and_deployment_are_given_back(
     assert name not in state["deployments"]
 
 
-def test_what_its_configuration_keeps_is_kept_and_said(
+def test_resources_that_the_configuration_keeps_are_kept_and_reported(
     everburn: Everburn, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FIREWORKS_API_KEY", KEY)
@@ -104,7 +104,7 @@ def test_what_its_configuration_keeps_is_kept_and_said(
     assert name in emulator.admin("GET", "state")["deployments"]
 
 
-def test_what_an_emulator_made_is_gone_with_it(
+def test_a_stopped_emulator_leaves_no_job_or_deployment(
     everburn: Everburn, emulator: RunningEmulator, dead_url: str
 ) -> None:
     run = a_run(everburn.folder, emulator.url, backend="emulator-dedicated")
@@ -137,7 +137,9 @@ async def reaped(folder: Path, run: RunRef, address: str | None = None, ended: b
     return done.reaped.count
 
 
-async def test_a_run_that_may_go_on_elsewhere_is_left_alone(tmp_path: Path, dead_url: str) -> None:
+async def test_a_run_that_may_be_running_elsewhere_is_not_reaped(
+    tmp_path: Path, dead_url: str
+) -> None:
     run, sandbox = left_behind(tmp_path, "dead", chain="1")
     unknown = r"may be running.*no local stack runs in this folder.*add --ended"
     with pytest.raises(BadInputError, match=unknown):
@@ -149,7 +151,7 @@ async def test_a_run_that_may_go_on_elsewhere_is_left_alone(tmp_path: Path, dead
     assert not sandbox.exists()
 
 
-async def test_an_end_that_is_recorded_is_believed_until_the_run_is_resumed(tmp_path: Path) -> None:
+async def test_a_recorded_end_is_valid_until_the_run_is_resumed(tmp_path: Path) -> None:
     run, sandbox = left_behind(tmp_path, "dead", chain="1")
     store = ArtifactStore.of(run)
     record_control(store, Control(at=0.0, what="stopped", ending="stopped"))
@@ -161,7 +163,7 @@ async def test_an_end_that_is_recorded_is_believed_until_the_run_is_resumed(tmp_
     assert not sandbox.exists()
 
 
-async def test_a_server_says_of_its_own_runs_whether_they_have_ended(
+async def test_a_server_knows_if_its_own_runs_have_ended(
     tmp_path: Path, temporal_server: str
 ) -> None:
     client = await Client.connect(temporal_server)

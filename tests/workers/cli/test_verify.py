@@ -10,7 +10,7 @@ from support.sessions import a_config
 from workers.cli.verify import checkpoint_digest
 
 
-async def test_a_checkpoint_that_is_gone_or_damaged_is_named(emulator: RunningEmulator) -> None:
+async def test_a_missing_or_damaged_checkpoint_is_named(emulator: RunningEmulator) -> None:
     from everburn.trainers.serverless import ServerlessTrainer
 
     session = await ServerlessTrainer.open(a_config(emulator.base_url))
@@ -27,6 +27,6 @@ async def test_a_checkpoint_that_is_gone_or_damaged_is_named(emulator: RunningEm
         checkpoint_digest(emulator.home, path)
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match=r"^checkpoint state-1 can't be read: .*reference"):
         checkpoint_digest(tmp_path, "state-1")

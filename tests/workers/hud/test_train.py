@@ -65,7 +65,7 @@ def metrics(folder: Path, out: str = "out") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
+def test_a_run_that_loses_its_rollout_worker_writes_the_recipes_files(
     everburn: Everburn, folder: Path
 ) -> None:
     (folder / "out").mkdir()
@@ -157,7 +157,7 @@ def rows_of(ledger: Any, config: dict[str, Any]) -> set[str]:
     return found
 
 
-def test_calibration_reports_spread_and_samples_and_touches_no_file(
+def test_calibration_reports_spread_and_samples_and_writes_no_file(
     everburn: Everburn, folder: Path
 ) -> None:
     (folder / "out").mkdir()
@@ -204,7 +204,7 @@ SPREAD = ENV.replace("reward=float(got % 2)", "reward=sum(map(ord, text)) % 101 
 
 
 @pytest.mark.chaos
-def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> None:
+def test_a_run_without_update_and_a_run_that_starts_from_it(stack: Everburn) -> None:
     more = ("--eval-before", "--checkpoint-every", "1")
     code, text = train(stack, "flat", FLAT, *more, out="out")
     assert code == 0, text
@@ -250,7 +250,7 @@ def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> No
 
 
 @pytest.mark.chaos  # a whole run
-def test_a_step_without_spread_is_an_error_where_an_update_is_required(stack: Everburn) -> None:
+def test_a_step_without_spread_is_an_error_if_an_update_is_required(stack: Everburn) -> None:
     code, text = train(stack, "required", FLAT, "--require-update", out="required-out")
     assert code == 1
     assert "step 1: all completions of each row got the same reward" in text
@@ -259,7 +259,7 @@ def test_a_step_without_spread_is_an_error_where_an_update_is_required(stack: Ev
 
 
 @pytest.mark.chaos
-def test_the_final_state_is_there_before_the_final_evaluation(stack: Everburn) -> None:
+def test_the_final_state_is_saved_before_the_final_evaluation(stack: Everburn) -> None:
     from everburn.hud.tasks import rows
 
     (stack.folder / "probe").mkdir()
@@ -278,7 +278,7 @@ def test_the_final_state_is_there_before_the_final_evaluation(stack: Everburn) -
     assert not (stack.folder / "broken-out/eval-after.json").exists()
 
 
-def test_a_failed_rollout_ends_the_run_and_is_no_zero(stack: Everburn) -> None:
+def test_a_failed_rollout_ends_the_run_and_is_not_scored_zero(stack: Everburn) -> None:
     env = ENV.replace('text.startswith("{")', "True")
     code, text = train(stack, "failing", env, "--steps", "2", out="failing-out")
     assert code == 1, text
@@ -289,7 +289,7 @@ def test_a_failed_rollout_ends_the_run_and_is_no_zero(stack: Everburn) -> None:
 
 
 @pytest.mark.chaos
-def test_a_run_outlives_its_output_folder(stack: Everburn) -> None:
+def test_a_run_continues_without_its_output_folder(stack: Everburn) -> None:
     """Nor does it need to be called the latest."""
     mine = stack.folder / "beside"
     mine.mkdir()

@@ -2,6 +2,7 @@
 case none that outlives them."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,12 @@ def a_stack(folder: Path, phase: str) -> StackFolder:
     return stack
 
 
-def test_a_stack_stays_up_for_as_long_as_its_emulator_is_used(
+def test_a_stack_stays_up_while_its_emulator_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(EMULATOR_URL_ENV, "")
     stack = a_stack(tmp_path, "running")
-    with FolderLock(stack.attached_lock) as supervisor:
+    with closing(FolderLock(stack.attached_lock)) as supervisor:
         with temporary_emulator(stack) as home:
             assert home == stack.emulator_home
             assert os.environ[EMULATOR_URL_ENV] == "http://127.0.0.1:3"
@@ -47,7 +48,7 @@ def test_a_stack_stays_up_for_as_long_as_its_emulator_is_used(
         assert supervisor.try_alone()
 
 
-def test_sigterm_leaves_no_emulator_of_a_verification_behind(everburn: Everburn) -> None:
+def test_sigterm_ends_the_temporary_emulator_of_a_verification(everburn: Everburn) -> None:
     """It has one of its own where the stack is only coming or going."""
     a_stack(everburn.folder, "stopping")
     run = RunRef(store=str(everburn.folder / "runs"), id="short")
