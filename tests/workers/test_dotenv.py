@@ -42,7 +42,7 @@ def test_it_never_overrides_the_environment(
 ) -> None:
     (tmp_path / ".env").write_text("EVERBURN_TEST_OLD=file\nEVERBURN_TEST_NEW=file\n")
     monkeypatch.setenv("EVERBURN_TEST_OLD", "environment")
-    # So that the test leaves nothing behind.
+    # Restores the environment.
     monkeypatch.setenv("EVERBURN_TEST_NEW", "")
     monkeypatch.delenv("EVERBURN_TEST_NEW")
 

@@ -78,7 +78,7 @@ async def is_running(server: Server, run: RunRef, *, changes: bool, ended: bool)
 
 
 def known_run(name: str, folder: Path, step: int | None = None) -> tuple[RunRef, RunConfig]:
-    """A run by its id in `runs`, or by its folder or URL, and its configuration (at `step` if given)
+    """A run by its id in `runs`, folder or URL, and its configuration (at `step` if given)
     with the changes made while it ran.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the command line answers to bad input, without starting anything."""
+"""Bad input is reported without starting anything."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def config(everburn: Everburn, **changes: Any) -> str:
 
 
 def refused(everburn: Everburn, *arguments: str, **environment: str) -> str:
-    """What a command complains about; it must be bad input, and start nothing."""
+    """A command's error text; it must be bad input, and start nothing."""
     done = everburn(*arguments, **environment)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -103,7 +103,7 @@ def test_a_port_in_use(everburn: Everburn) -> None:
 def test_a_folder_without_a_run_or_with_a_damaged_one(
     everburn: Everburn, command: list[str]
 ) -> None:
-    """As the recipe's files of `everburn hud train` do, which have a configuration of their own."""
+    """The output folder of `everburn hud train` has another config.json."""
     file = everburn.folder / "runs" / "other" / "config.json"
     file.parent.mkdir(parents=True)
     file.write_text('{"backend": "emulator", "steps": 3}')

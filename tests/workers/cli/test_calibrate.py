@@ -1,4 +1,4 @@
-"""`everburn calibrate` as a person reads it, on the emulator's tiny base model."""
+"""`everburn calibrate` as a user sees it, on the emulator's tiny base model."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def make_rollout_fn(setup):
         if outcome == "drop":
             return None
         segment = RolloutSample.of_sample(prompt, sample, float(outcome))
-        # An answer that tells which completion of which row it is.
+        # The answer names its row and completion.
         return RolloutRun([segment], answer=f" {sample_prompt['outcomes']}[{rollout_idx}]\\n")
 
     return rollout_fn
@@ -31,7 +31,7 @@ def make_rollout_fn(setup):
 
 
 def calibrated(everburn: Everburn, outcomes: list[list[Any]], *more: str, **fields: Any) -> str:
-    """What the command says of rows whose completions come to these rewards."""
+    """The output of the command for completions with these rewards."""
     (everburn.folder / "task.py").write_text(TASK)
     config = {
         "rollout": "task:make_rollout_fn",
@@ -60,7 +60,7 @@ def test_the_report_has_all_figures_advice_and_samples(everburn: Everburn) -> No
         "10/12 (1 failed, the first: RecoverableRolloutError: the judge is out; 1 dropped)"
     )
     assert figures["reward"] == "0.600 on average"
-    # The square root of a third in one row, and nothing in two.
+    # The square root of a third in one row, and zero in two.
     assert figures["within groups"] == "0.192 standard deviation on average"
     assert figures["flat groups"] == "2/3"
     at_limit, of = figures["at the token limit"].split("/")

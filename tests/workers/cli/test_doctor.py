@@ -23,7 +23,7 @@ def test_a_complete_machine(everburn: Everburn) -> None:
 
 
 def test_the_service_is_asked_about_a_run(everburn: Everburn, emulator: RunningEmulator) -> None:
-    """`--live` against the emulator: every answer, nothing opened, and no key in what it prints."""
+    """`--live` against the emulator: opens no session, and prints no key."""
     key = "fw_a_key_of_this_test"
     config = {
         "rollout": "task:make",
@@ -60,7 +60,7 @@ def test_the_service_is_asked_about_a_run(everburn: Everburn, emulator: RunningE
 
 
 def held(emulator: RunningEmulator) -> set[tuple[str, str]]:
-    """What lives at the emulator."""
+    """Jobs, deployments and sessions at the emulator."""
     state = emulator.admin("GET", "state")
     kinds = ("sessions", "jobs", "deployments")
     return {(kind, name) for kind in kinds for name in state[kind]}
@@ -69,7 +69,7 @@ def held(emulator: RunningEmulator) -> set[tuple[str, str]]:
 def test_live_checks_need_a_configuration(everburn: Everburn) -> None:
     done = everburn("doctor", "--live")
     assert done.returncode == 2
-    assert "name its CONFIG" in done.stderr
+    assert "give its CONFIG" in done.stderr
 
 
 def test_a_missing_requirement_makes_doctor_fail(everburn: Everburn) -> None:
@@ -79,7 +79,7 @@ def test_a_missing_requirement_makes_doctor_fail(everburn: Everburn) -> None:
 
 
 def test_a_shadowed_package_is_reported(everburn: Everburn) -> None:
-    """llama-index-workflows installs a top-level `workflows`, as this folder has one."""
+    """llama-index-workflows installs a top-level `workflows`, like this folder."""
     package = everburn.folder / "elsewhere" / "workflows"
     package.mkdir(parents=True)
     (package / "everburn/__init__.py").touch()

@@ -1,4 +1,4 @@
-"""What a run would do, said without doing it."""
+"""The report of what a run would do."""
 
 import json
 from typing import Any
@@ -93,7 +93,7 @@ def test_resources_that_a_dedicated_run_would_use(everburn: Everburn) -> None:
     assert "trainer job  our-job, which exists already and is kept\n" in done.stdout
     assert "deployment   our-deployment, which exists already and is kept\n" in done.stdout
     assert "provisioning.json" not in done.stdout
-    assert "region" not in done.stdout  # nothing is made anywhere
+    assert "region" not in done.stdout  # nothing is created
 
 
 def test_the_initial_evaluation_can_be_disabled(everburn: Everburn) -> None:

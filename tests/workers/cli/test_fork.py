@@ -1,4 +1,4 @@
-"""A fork begins where another run was, needs nothing of it any more, and holds its own ledger."""
+"""A fork starts from another run's state, doesn't need that run, and has its own ledger."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ from workflows.run.train_run import TrainRun
 
 @pytest.fixture(scope="module")
 def everburn(shared_stack: Everburn) -> Everburn:
-    """Where a run of four steps, `first`, has ended."""
+    """A folder in which a run of four steps, `first`, has ended."""
     fields = {"max_head_offpolicy_versions": 1, "learning_rate": 0.01, "dcp_save_interval": 2}
     write_sums(shared_stack.folder, 8, "forked.json", **fields)
     done = shared_stack("run", "forked.json", "--id", "first")
@@ -71,7 +71,7 @@ def test_a_fork_continues_from_its_step_without_its_origin(everburn: Everburn) -
 
 
 def test_replayed_weights_equal_those_of_the_origin(everburn: Everburn) -> None:
-    """Without the checkpoint of the step itself, which is there to compare with."""
+    """Without the checkpoint of the step itself, which the test compares with."""
     first = store_of(everburn, "first")
     saved = find_checkpoint(first, 4)
     assert saved is not None
@@ -89,7 +89,7 @@ def test_replayed_weights_equal_those_of_the_origin(everburn: Everburn) -> None:
 
 
 def test_a_running_run_continues_after_a_fork(everburn: Everburn) -> None:
-    """Its branch with a loss of its own, which the verification finds in the folder."""
+    """The fork has a Python loss, which the verification imports from the folder."""
     long = everburn.start("run", "forked.json", "--id", "long", "--set", "epochs=10")
     parent = store_of(everburn, "long")
     wait_until(lambda: len(read_ledger(parent)) >= 3, "three steps")
@@ -97,7 +97,7 @@ def test_a_running_run_continues_after_a_fork(everburn: Everburn) -> None:
     changes += ["--set", 'loss={"name": "sums:loss"}']
     done = everburn("fork", "long", "--at-step", "2", "--id", "branch", *changes)
     assert done.returncode == 0, done.stdout + done.stderr
-    # A changed task: what was sampled for the old one isn't trained.
+    # The task changed: rollouts of the old one aren't trained.
     assert "with 0 untrained groups" in done.stdout
     long.terminate()
     assert long.wait(timeout=120) == 0, everburn.output
@@ -110,7 +110,7 @@ def test_a_running_run_continues_after_a_fork(everburn: Everburn) -> None:
 
 
 def test_a_fork_takes_over_the_commands_of_its_origin(everburn: Everburn) -> None:
-    """By a resume also what no step has followed; by a fork what was told before its step."""
+    """A resume takes over all commands, a fork those before its step."""
     running = everburn.start("run", "forked.json", "--id", "told", "--set", "epochs=8")
     store = store_of(everburn, "told")
     wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
@@ -121,7 +121,7 @@ def test_a_fork_takes_over_the_commands_of_its_origin(everburn: Everburn) -> Non
     running.terminate()
     assert running.wait(timeout=120) == 0, everburn.output
     before = rates(store)
-    # A batch that was sealed is finished at the new rate; but nothing has to follow.
+    # A sealed batch is finished at the new rate, and may be the last.
     assert set(before) <= {0.01, 0.002, 0.003}
 
     def planned(step: int) -> float:
@@ -149,7 +149,7 @@ def test_a_fork_takes_over_the_commands_of_its_origin(everburn: Everburn) -> Non
 
 
 def test_resume_follows_a_run_that_has_not_ended(everburn: Everburn) -> None:
-    """A resume is all that a person needs after a crash, whatever the run made of it."""
+    """After a crash, `resume` is right for open and ended runs."""
     left = everburn.start("run", "forked.json", "--id", "left", "--set", "epochs=100")
     store = store_of(everburn, "left")
     wait_until(lambda: len(read_ledger(store)) >= 1, "a step")

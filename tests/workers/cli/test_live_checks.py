@@ -1,4 +1,4 @@
-"""What the service says of a run's needs, asked of the emulator."""
+"""`everburn doctor --live` against the emulator."""
 
 from typing import Any
 

@@ -1,5 +1,4 @@
-"""When `everburn reap` believes that a run is no more, and what it does with its trainer job and
-deployment."""
+"""When `everburn reap` accepts that a run has ended, and how it cleans up job and deployment."""
 
 import uuid
 from collections.abc import Iterator
@@ -43,7 +42,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEmulat
 
 
 def a_run(folder: Path, base_url: str, **fields: Any) -> RunRef:
-    """The folder of a run; nothing runs."""
+    """The folder of a run that isn't running."""
     values = {
         "rollout": "task:make",
         "dataset": "rows.jsonl",
@@ -59,7 +58,7 @@ def a_run(folder: Path, base_url: str, **fields: Any) -> RunRef:
 
 
 def provision(run: RunRef, emulator: RunningEmulator) -> str:
-    """Make its job and deployment, as its workers did; returns their id."""
+    """Create the job and deployment as workers do; returns their id."""
     from everburn.records.run_folder import stored_config
 
     assert RunResources(run, stored_config(run)).advance().stage == "ready"
@@ -76,7 +75,7 @@ def test_the_job_and_deployment_of_a_dead_run_are_cleaned_up(
     run = a_run(everburn.folder, emulator.url)
     name = provision(run, emulator)
 
-    done = everburn("reap", run.id, "--ended")  # without the key it can't, and says so
+    done = everburn("reap", run.id, "--ended")  # fails without the key
     assert done.returncode == 1
     (left,) = (line for line in done.stdout.splitlines() if line.startswith("left: "))
     assert "the environment variable FIREWORKS_API_KEY is empty" in left
@@ -169,7 +168,7 @@ async def test_a_server_knows_if_its_own_runs_have_ended(
     client = await Client.connect(temporal_server)
 
     async def started(run_id: str) -> WorkflowHandle[Any, Any]:
-        # No worker serves it: it neither begins nor ends by itself.
+        # No worker serves it: it neither starts nor ends.
         return await client.start_workflow(
             TrainRun.run, {}, id=run_id, task_queue=f"{ORCHESTRATOR_QUEUE}-of-nobody"
         )
@@ -177,7 +176,7 @@ async def test_a_server_knows_if_its_own_runs_have_ended(
     handle = await started(f"reaped-{uuid.uuid4().hex[:8]}")
     assert handle.first_execution_run_id is not None
     run, sandbox = left_behind(tmp_path, handle.id, handle.first_execution_run_id)
-    # As the folder has it while a resumed life begins.
+    # The folder at the start of a resumed incarnation.
     record_control(ArtifactStore.of(run), Control(at=0.0, what="stopped", ending="stopped"))
     for ended in (False, True):
         with pytest.raises(

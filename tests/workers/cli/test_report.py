@@ -28,7 +28,7 @@ def report(*samples: EvaluationSample) -> EvaluationReport:
 
 
 def rows(table: Table | None) -> dict[str, list[str]]:
-    """The table as it is printed, by the first column."""
+    """The printed rows by first column."""
     console = Console(width=100)
     with console.capture() as capture:
         console.print(table)
@@ -62,7 +62,7 @@ def test_counts_and_shares_before_and_after() -> None:
 
 
 def test_rows_without_figures_are_omitted() -> None:
-    """A grader that doesn't say what it read can't tell wrong from invalid."""
+    """Without the parsed answer, wrong and invalid answers can't be distinguished."""
     plain = report(sample(1, 4), sample(0, 5))
     assert list(rows(Comparison(None, plain).table())) == [
         "correct",

@@ -1,4 +1,4 @@
-"""A run that has ended goes on where it was, and its ledger still holds."""
+"""An ended run continues from its state, and its ledger stays valid."""
 
 import json
 import uuid
@@ -58,7 +58,7 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
     assert unknown.returncode == 2
     assert "has no checkpoint 'state-99': it has state-0" in unknown.stderr
 
-    # From its first checkpoint: the ledger's steps are replayed, none is taken again.
+    # From its first checkpoint: the ledger's steps are replayed, none is repeated.
     wanted = ("--set", "learning_rate=0.001", "--set", "init_from_checkpoint=state-0")
     resumed = everburn("resume", "first", *wanted)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
@@ -102,7 +102,7 @@ def test_a_changed_file_is_found_by_verification(shared_stack: Everburn) -> None
 
 
 def check_refuted(everburn: Everburn, run: str, problem: str) -> None:
-    """Verification fails, and says of which file."""
+    """Verification fails and names the file."""
     verified = everburn("verify", run)
     assert verified.returncode == 1
     assert f"run {run} doesn't agree with its ledger: {problem}" in verified.stderr
@@ -130,12 +130,12 @@ def test_steps_without_a_checkpoint_are_reported_as_not_compared(
 
 
 STEPS = 40
-"""Of a run whose every step was saved."""
+"""Steps of a run that saved each of them."""
 
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunRef:
-    """Two rows a step; after the last step one row is complete, one rejected, one begun."""
+    """Two rows per step; after the last step one row is complete, one rejected, one started."""
     fields = {"prompt_groups_per_step": 2, "rollout": "support.tasks:make_rollout_fn"}
     run = scripted_run(tmp_path_factory.mktemp("long"), spread, 2 * STEPS + 4, **fields)
     store = ArtifactStore.of(run)
@@ -225,7 +225,7 @@ async def test_only_the_run_of_the_folder_is_followed(tmp_path: Path, temporal_s
 async def test_the_recorded_server_is_asked_if_a_run_has_ended(
     tmp_path: Path, temporal_server: str, dead_url: str
 ) -> None:
-    """A person may name no server, or another one."""
+    """The user may give no server, or another one."""
     write_sums(tmp_path, 4)
     config = parse_config(json.loads((tmp_path / "run.json").read_text()))
     client = await Client.connect(temporal_server)

@@ -1,4 +1,4 @@
-"""`everburn run` as a person sees it."""
+"""`everburn run` as a user sees it."""
 
 import json
 import re
@@ -46,7 +46,7 @@ async def evaluate(step, rollout_fn):
 
 
 def config(everburn: Everburn, dead_url: str, rollout: str) -> str:
-    """A run of a service that isn't there; it gets no further than its rollout function."""
+    """A run whose service isn't there; it fails in its rollout function."""
     values = {
         "rollout": rollout,
         "dataset": {"name": "few:rows"},
@@ -80,7 +80,7 @@ def test_a_failed_run_reports_its_failure_and_leaves_nothing_running(
 
 
 def sums(everburn: Everburn, **fields: object) -> str:
-    """A run that takes its time."""
+    """A slow run."""
     (everburn.folder / "sums.py").write_text(SUMS)
     values = {
         "rollout": "sums:make_rollout_fn",

@@ -1,4 +1,4 @@
-"""What a person is told who stays with a run."""
+"""The lines that `everburn run` prints about other runs and at the end."""
 
 import asyncio
 import dataclasses
@@ -29,7 +29,7 @@ def sums(folder: Path, *assignments: str) -> RunFile:
 
 
 def test_printed_commands_reach_the_same_server() -> None:
-    """Those of ours find the folder's stack by themselves, wherever its ports are."""
+    """Everburn's commands find the folder's stack without options."""
     state = StackState(
         supervisor=ProcessRecord(pid=1, created=0.0), temporal_port=7, ui_port=8, emulator_port=9
     )
@@ -45,7 +45,7 @@ def test_printed_commands_reach_the_same_server() -> None:
 async def test_an_unreadable_store_does_not_fail_a_completed_run(
     tmp_path: Path, temporal_server: str, uninstalled_store: str
 ) -> None:
-    """The workers may have what it needs, and this environment not."""
+    """Only the workers may have the store's library."""
     file = sums(tmp_path, f"store={uninstalled_store}")
     server = Server(temporal_server, "unread")
     at = f" --address {temporal_server} --namespace unread"
@@ -73,7 +73,7 @@ async def test_workers_with_older_code_are_reported_before_the_run_starts(
         os.utime(code, (began + after, began + after))
 
     def stack(rollout: float, trainer: float) -> StackState:
-        """One whose workers were started so many seconds after the first run."""
+        """A stack whose workers started this many seconds after the first run."""
         workers = {"orchestrator": (11, -60.0), "rollout": (12, rollout), "trainer": (13, trainer)}
         return StackState(
             supervisor=ProcessRecord(pid=1, created=0.0),

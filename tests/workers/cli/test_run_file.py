@@ -117,7 +117,7 @@ def test_broken_json_is_reported_by_line_and_column(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"sums\.json:2:12: not valid JSON"):
         load(path)
     path.write_text("[]")
-    with pytest.raises(BadInputError, match="holds a JSON list"):
+    with pytest.raises(BadInputError, match="contains a JSON list"):
         load(path)
     with pytest.raises(BadInputError, match="No such file"):
         load(tmp_path / "absent.json")

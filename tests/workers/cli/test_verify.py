@@ -1,4 +1,4 @@
-"""What `everburn verify` reads of an emulator's home."""
+"""The checkpoints that `everburn verify` reads from an emulator's folder."""
 
 from pathlib import Path
 

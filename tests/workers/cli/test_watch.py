@@ -1,4 +1,4 @@
-"""What `everburn run` says while it stays with a run."""
+"""The lines that `everburn run` prints while it follows a run."""
 
 import asyncio
 import io

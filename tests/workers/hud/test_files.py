@@ -1,4 +1,4 @@
-"""The recipe's output folder: what begins it, and what is said at the end."""
+"""The recipe's output folder and printed lines."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def files(tmp_path: Path, **given: Any) -> RecipeFiles:
 
 
 def fill(folder: Path) -> None:
-    """What an earlier run has left."""
+    """The files of an earlier run."""
     folder.mkdir()
     for name in ("metrics.jsonl", "eval-before.json", "eval-after.json"):
         (folder / name).write_text('{"step": 1}\n')
@@ -64,7 +64,7 @@ def test_write_errors_are_reported_without_a_traceback(tmp_path: Path) -> None:
     metrics = tmp_path / "out/metrics.jsonl"
     metrics.unlink()
     metrics.mkdir()
-    with pytest.raises(UserError, match=f"the files in {tmp_path / 'out'} can't be written: "):
+    with pytest.raises(UserError, match=f"can't write the files in {tmp_path / 'out'}: "):
         cli.files(tmp_path / "out")
 
 
@@ -133,7 +133,7 @@ def test_failed_rollouts_are_reported_with_their_phase(
 
 
 def commit_steps(tmp_path: Path, count: int, **changes: Any) -> None:
-    """A ledger of steps that have trained, each on another half of the tokens it sent."""
+    """A ledger of steps that have trained."""
     store = ArtifactStore.of(RunRef(store=str(tmp_path / "runs"), id="hud-1"))
     for step in range(1, count + 1):
         metrics: dict[str, float | int | bool] = {
@@ -211,7 +211,7 @@ def test_lines_of_a_resumed_run_are_written_again_after_those_of_the_earlier_run
     for _ in range(2):
         assert told_steps(tmp_path / "out") == [1, 1, 2]
         list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))
-    # A file that was taken away has no earlier lines any more.
+    # A file that was removed has lost its earlier lines.
     (tmp_path / "out/metrics.jsonl").unlink()
     for _ in range(2):
         list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))

@@ -1,4 +1,4 @@
-"""The options of `everburn hud train`: defaults, the order of checks, and the run's configuration."""
+"""The options of `everburn hud train`: defaults, order of checks, and the run they describe."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`everburn hud train` as a person sees it, on the emulator's tiny base model."""
+"""`everburn hud train` as a user sees it, on the emulator's tiny base model."""
 
 import json
 import os
@@ -136,7 +136,7 @@ def test_a_run_that_loses_its_rollout_worker_writes_the_recipes_files(
 
 
 def loss_over_all_tokens(store: ArtifactStore, entry: LedgerEntry) -> float:
-    """The step's loss, divided by every token that was sent to be trained, prompts included."""
+    """The step's loss, divided by the number of tokens sent to be trained, including prompts."""
     sent = trained = 0
     for name in entry.groups:
         key = GroupKey.parse(name)
@@ -183,12 +183,12 @@ def test_calibration_reports_spread_and_samples_and_writes_no_file(
 
 @pytest.fixture
 def stack(shared_stack: Everburn) -> Everburn:
-    """A folder whose services run on, for runs that differ in their environments only."""
+    """A folder whose services keep running, for runs that differ in their environments only."""
     return shared_stack
 
 
 def train(stack: Everburn, name: str, env: str, *more: str, out: str) -> tuple[int, str]:
-    """Train one step in an environment of its own; the exit code, and what was said."""
+    """Train one step in the given environment; returns the exit code and the output."""
     mine = stack.folder / name
     mine.mkdir()
     (mine / "env.py").write_text(env)
@@ -212,7 +212,7 @@ def test_a_run_without_update_and_a_run_that_starts_from_it(stack: Everburn) -> 
     assert (first["updated"], first["kept_groups"], first["loss"]) == (False, 0, None)
     assert "kept_groups=0/2 datums=0 updated=False loss=n/a" in text
 
-    # Saved without an update too, and told once.
+    # Saved even without an update, and printed once.
     ((path, name),) = re.findall(r"^Training checkpoint: (\S+) \((.+)\)$", text, re.M)
     assert (path.rpartition("/")[2], name) == ("state-1", "state-0001, final-state")
     assert text.count(path) == 1
@@ -290,7 +290,7 @@ def test_a_failed_rollout_ends_the_run_and_is_not_scored_zero(stack: Everburn) -
 
 @pytest.mark.chaos
 def test_a_run_continues_without_its_output_folder(stack: Everburn) -> None:
-    """Nor does it need to be called the latest."""
+    """The link `latest` isn't needed either."""
     mine = stack.folder / "beside"
     mine.mkdir()
     (mine / "env.py").write_text(ENV)

@@ -1,4 +1,4 @@
-"""The local stack as real processes: shared, kept up, and never left behind."""
+"""The local stack as real processes: shared, kept up, and never orphaned."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def state(everburn: Everburn) -> StackState:
 
 
 def a_state(supervisor: ProcessRecord, **services: ProcessRecord) -> StackState:
-    """Of a stack that nobody has started."""
+    """A state whose stack was never started."""
     return StackState(
         supervisor=supervisor,
         phase="running",
@@ -82,7 +82,7 @@ def test_a_stack_stops_with_its_last_user(everburn: Everburn) -> None:
 
 @contextmanager
 def full_disk(process: psutil.Process) -> Iterator[None]:
-    """The process can write to no file; nor can those that it starts meanwhile."""
+    """The process and its new children can't write to files."""
     soft, hard = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
     try:
@@ -93,7 +93,7 @@ def full_disk(process: psutil.Process) -> Iterator[None]:
 
 
 def started_workers(everburn: Everburn, role: str) -> set[int]:
-    """By their pids: what the supervisor has written may be older."""
+    """Current pids; the supervisor's record may be older."""
     found = set()
     for process in everburn.processes():
         with contextlib.suppress(psutil.Error):
@@ -198,7 +198,7 @@ def test_a_service_that_cannot_start_is_reported_with_its_last_line(everburn: Ev
 def test_one_of_two_stacks_that_request_the_same_port_gets_it(
     everburn: Everburn, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Their workers must not end up at each other's servers."""
+    """Their workers must not connect to each other's servers."""
     other = Everburn(tmp_path_factory.mktemp("other").resolve())
     emulator_port = str(free_port())
     try:

@@ -48,7 +48,7 @@ def a_binary(folder: Path, says: str) -> None:
 
 @pytest.fixture
 def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the only place for binaries."""
+    """The only folder with binaries."""
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     return tmp_path
@@ -61,7 +61,7 @@ def test_a_missing_binary_is_reported_with_its_fix(only: Path) -> None:
 
 def test_an_old_binary_is_refused(only: Path) -> None:
     a_binary(only, "temporal version 1.2.0 (Server 1.26.2, UI 2.34.0)")
-    with pytest.raises(UserError, match=r"is version 1\.2\.0, Everburn needs 1\.9 or newer"):
+    with pytest.raises(UserError, match=r"is version 1\.2\.0, but Everburn needs 1\.9 or newer"):
         find_binary()
 
 
