@@ -61,12 +61,12 @@ def test_a_later_process_reads_the_current_file(
     file.write_text("EVERBURN_TEST_KEY=refused\nEVERBURN_TEST_OLD=file\n")
     assert dotenv.load(tmp_path) == ["EVERBURN_TEST_KEY"]
 
-    file.write_text("EVERBURN_TEST_KEY=mended\nEVERBURN_TEST_OLD=file\n")
+    file.write_text("EVERBURN_TEST_KEY=fixed\nEVERBURN_TEST_OLD=file\n")
     environment = dotenv.outer_environment()
     assert environment["EVERBURN_TEST_OLD"] == "environment"
     monkeypatch.setattr(os, "environ", environment)
     assert dotenv.load(tmp_path) == ["EVERBURN_TEST_KEY"]
-    assert os.environ["EVERBURN_TEST_KEY"] == "mended"
+    assert os.environ["EVERBURN_TEST_KEY"] == "fixed"
 
 
 def test_a_folder_without_the_file_is_fine(tmp_path: Path) -> None:

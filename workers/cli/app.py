@@ -393,11 +393,17 @@ def doctor(
     ] = False,
 ) -> None:
     """Check this machine, and print what is missing and how to get it."""
-    from workers.cli.doctor import examine
+    from workers.cli.doctor import findings
+    from workers.connection import Server
 
     if live and config is None:
         raise BadInputError("--live checks what a run needs: give its CONFIG")
-    raise typer.Exit(examine(Path.cwd(), config, address, namespace, console, live=live))
+    server = None if address is None else Server(address, namespace)
+    missing = False
+    for finding in findings(Path.cwd(), config, server, live=live):
+        say(str(finding))
+        missing = missing or finding.verdict == "missing"
+    raise typer.Exit(int(missing))
 
 
 def main() -> None:

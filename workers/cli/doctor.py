@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from everburn.config import RunConfig
 from everburn.records.store import ArtifactStore
 from everburn.trainers.backends import MissingKeyError, api_key
 from workers import dotenv
 from workers.cli.run_file import load_run_file, missing_datasets
-from workers.cli.terminal import print_line
 from workers.connection import Server
 from workers.environment import OUR_FOLDER, OUR_PACKAGES, shadowed_packages
 from workers.errors import UserError
@@ -44,32 +41,14 @@ class Finding:
     subject: str
     text: str
 
-
-def examine(
-    folder: Path,
-    config: Path | None,
-    address: str | None,
-    namespace: str,
-    console: Console,
-    *,
-    live: bool = False,
-) -> int:
-    """Print all findings; returns 1 if something is missing, else 0. live: ask the service too."""
-    missing = False
-    for finding in findings(folder, config, address, namespace, live=live):
-        missing = missing or finding.verdict == "missing"
-        print_line(console, f"{finding.verdict:8}{finding.subject}: {finding.text}")
-    return 1 if missing else 0
+    def __str__(self) -> str:
+        return f"{self.verdict:8}{self.subject}: {self.text}"
 
 
 def findings(
-    folder: Path,
-    config: Path | None,
-    address: str | None,
-    namespace: str,
-    *,
-    live: bool = False,
+    folder: Path, config: Path | None, server: Server | None, *, live: bool = False
 ) -> Iterator[Finding]:
+    """All checks. live: ask the service too."""
     yield check_python()
     yield from check_packages()
     if shadowed_packages():
@@ -78,8 +57,8 @@ def findings(
     yield from check_ports(folder)
     yield check_disk(folder)
     yield check_torch()
-    if address is not None:
-        yield asyncio.run(check_server(Server(address, namespace)))
+    if server is not None:
+        yield asyncio.run(check_server(server))
     if config is not None:
         yield from check_run(config, folder, live=live)
 

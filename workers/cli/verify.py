@@ -27,11 +27,9 @@ async def verify_run(run: RunRef, folder: Path) -> Verified:
     """Check the ledger, re-execute it, compare weights.
 
     Raises:
-        BadInputError: there is no such run, or it can't be re-executed on this machine.
+        BadInputError: the run can't be re-executed on this machine.
         UserError: the run and its ledger differ; the message has the first difference.
     """
-    if not ArtifactStore.of(run).exists(CONFIG_KEY):
-        raise BadInputError(f"there is no run in {run.folder}")
     with _differences_named(run):
         config = _config(run)
         check_records(run)

@@ -193,8 +193,7 @@ def _find_or_start(folder: StackFolder, ports: PortWishes, say: Say) -> tuple[St
 
 def _check_ports(ports: PortWishes, state: StackState) -> None:
     """Raises BadInputError: the running stack has other ports than requested."""
-    has = (state.temporal_port, state.ui_port, state.emulator_port)
-    for wish, port in zip(ports.wishes(), has, strict=True):
+    for wish, port in zip(ports.wishes(), state.ports, strict=True):
         if wish.asked not in (None, port):
             raise BadInputError(
                 f"a stack is already running in this folder, with {wish.purpose} at port {port}: "
@@ -203,9 +202,8 @@ def _check_ports(ports: PortWishes, state: StackState) -> None:
 
 
 def _lost_a_port(failed: StackState) -> bool:
-    """Another process may take a port between our check and our server's start."""
-    ports = (failed.temporal_port, failed.ui_port, failed.emulator_port)
-    return not all(is_free(port) for port in ports)
+    """True if another process took a port between our check and our server's start."""
+    return not all(is_free(port) for port in failed.ports)
 
 
 def _start_supervisor(
@@ -219,12 +217,13 @@ def _start_supervisor(
         if note is not None:
             say(note)
     say("starting the local stack ...")
+    temporal, ui, emulator = (port for port, _ in chosen)
     order = StackOrder(
         root=folder.root,
-        temporal=binary,
-        temporal_port=chosen[0][0],
-        ui_port=chosen[1][0],
-        emulator_port=chosen[2][0],
+        binary=binary,
+        temporal_port=temporal,
+        ui_port=ui,
+        emulator_port=emulator,
     )
     with folder.log("stack").open("ab") as log:
         return subprocess.Popen(

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from workers.stack.ports import HOST
+
 STOP_GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a leftover process."""
 
@@ -45,7 +47,31 @@ class ProcessRecord(BaseModel):
         return None
 
 
-class StackState(BaseModel):
+class StackPorts(BaseModel):
+    """The ports of a stack's servers, and their addresses."""
+
+    temporal_port: int
+    ui_port: int
+    emulator_port: int
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        return self.temporal_port, self.ui_port, self.emulator_port
+
+    @property
+    def temporal(self) -> str:
+        return f"{HOST}:{self.temporal_port}"
+
+    @property
+    def ui(self) -> str:
+        return f"http://{HOST}:{self.ui_port}"
+
+    @property
+    def emulator(self) -> str:
+        return f"http://{HOST}:{self.emulator_port}"
+
+
+class StackState(StackPorts):
     """Processes and ports of a stack. phase: `starting`, `running`, `stopping` or `failed`. stays:
     keep running without attached commands."""
 
@@ -53,22 +79,7 @@ class StackState(BaseModel):
     phase: str = "starting"
     failure: str | None = None
     stays: bool = False
-    temporal_port: int
-    ui_port: int
-    emulator_port: int
     services: dict[str, ProcessRecord] = Field(default_factory=dict)
-
-    @property
-    def temporal(self) -> str:
-        return f"127.0.0.1:{self.temporal_port}"
-
-    @property
-    def ui(self) -> str:
-        return f"http://127.0.0.1:{self.ui_port}"
-
-    @property
-    def emulator(self) -> str:
-        return f"http://127.0.0.1:{self.emulator_port}"
 
     @property
     def lives(self) -> bool:

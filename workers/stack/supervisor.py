@@ -27,14 +27,19 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel
 
 from everburn.trainers.backends import EMULATOR_URL_ENV
 from workers.connection import DEFAULT_NAMESPACE
 from workers.environment import BUILD_ID_ENV
 from workers.exits import leave
-from workers.stack.folder import FolderLock, ProcessRecord, StackFolder, StackState, end_processes
-from workers.stack.ports import HOST
+from workers.stack.folder import (
+    FolderLock,
+    ProcessRecord,
+    StackFolder,
+    StackPorts,
+    StackState,
+    end_processes,
+)
 from workers.stack.temporal_server import start_command
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
 
@@ -55,14 +60,11 @@ class StackFailure(Exception):
     """The stack can't start; the message says why and which log to read."""
 
 
-class StackOrder(BaseModel):
-    """The supervisor's input, from the command that starts it."""
+class StackOrder(StackPorts):
+    """The supervisor's input, from the command that starts it. binary: the Temporal server."""
 
     root: Path
-    temporal: Path
-    temporal_port: int
-    ui_port: int
-    emulator_port: int
+    binary: Path
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,19 @@ class Service:
 
 def services_of(order: StackOrder, folder: StackFolder) -> tuple[list[Service], list[Service]]:
     """The servers, and the workers that need them."""
-    address = f"{HOST}:{order.temporal_port}"
     environment = {
-        EMULATOR_URL_ENV: f"http://{HOST}:{order.emulator_port}",
+        EMULATOR_URL_ENV: order.emulator,
         # The SDK sends telemetry to the training server; the emulator ignores it.
         "TINKER_TELEMETRY": os.environ.get("TINKER_TELEMETRY", "0"),
         # Unversioned: a local stack has no current build.
         BUILD_ID_ENV: "",
     }
-    temporal = start_command(order.temporal, folder.database, order.temporal_port, order.ui_port)
+    temporal = start_command(order.binary, folder.database, order.temporal_port, order.ui_port)
     emulator = ["--port", str(order.emulator_port), "--home", str(folder.emulator_home)]
 
     def worker(role: str, stop_rank: int) -> Service:
         command = everburn_command(
-            "worker", role, "--address", address, "--namespace", DEFAULT_NAMESPACE
+            "worker", role, "--address", order.temporal, "--namespace", DEFAULT_NAMESPACE
         )
         return Service(role, command, stop_rank, environment)
 
@@ -118,9 +119,7 @@ class Supervisor:
         self._unwritten = False
         self._state = StackState(
             supervisor=ProcessRecord.of(os.getpid()),
-            temporal_port=order.temporal_port,
-            ui_port=order.ui_port,
-            emulator_port=order.emulator_port,
+            **order.model_dump(include=set(StackPorts.model_fields)),
         )
 
     async def run(self) -> int:

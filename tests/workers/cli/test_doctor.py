@@ -39,12 +39,12 @@ def test_the_service_is_asked_about_a_run(everburn: Everburn, emulator: RunningE
     before = held(emulator)
     done = everburn("doctor", "run.json", "--live", FIREWORKS_API_KEY=key)
     assert done.returncode == 0, done.stdout
-    told = dict(line[8:].split(": ", 1) for line in done.stdout.splitlines())
-    assert told["account"] == "everburn"
-    assert told["base model"] == base_model.TINY
-    assert told["training shape"].startswith("accounts/everburn/trainingShapes/tiny/versions/")
-    assert told["output_model_id"].endswith("/models/not-yet-there is free")
-    assert "tokens" in told["tokenizer"]
+    shown = dict(line[8:].split(": ", 1) for line in done.stdout.splitlines())
+    assert shown["account"] == "everburn"
+    assert shown["base model"] == base_model.TINY
+    assert shown["training shape"].startswith("accounts/everburn/trainingShapes/tiny/versions/")
+    assert shown["output_model_id"].endswith("/models/not-yet-there is free")
+    assert "tokens" in shown["tokenizer"]
     assert held(emulator) <= before, "sessions of other tests may have ended"
 
     config["base_model"] = "accounts/everburn/models/none"
@@ -82,7 +82,7 @@ def test_a_shadowed_package_is_reported(everburn: Everburn) -> None:
     """llama-index-workflows installs a top-level `workflows`, like this folder."""
     package = everburn.folder / "elsewhere" / "workflows"
     package.mkdir(parents=True)
-    (package / "everburn/__init__.py").touch()
+    (package / "__init__.py").touch()
     found = f"package workflows: {package} is imported instead of "
 
     done = everburn("doctor", PYTHONPATH=f"{package.parent}{os.pathsep}{ROOT}")

@@ -37,20 +37,20 @@ def test_everything_a_run_would_do(everburn: Everburn) -> None:
     before = sorted(everburn.folder.iterdir())
     done = everburn("run", "run.json", "--dry-run", "--id", "first", PYTHONDONTWRITEBYTECODE="1")
     assert done.returncode == 0, done.stderr
-    told = dict(line.split("  ", 1) for line in done.stdout.splitlines())
-    told = {name: text.strip() for name, text in told.items()}
-    assert told["folder"] == str(everburn.folder / "runs" / "first")
-    assert told["trains"] == "a LoRA adapter of rank 8 on accounts/fireworks/models/some"
-    assert told["key"] == "read from FIREWORKS_API_KEY by the workers"
-    assert told["rows"] == "10 x 2 epochs = 20"
-    assert told["steps"] == "7 optimizer steps of 3 rows x 4"
-    assert told["rollouts"].startswith("80 completions")
-    assert told["tokens"].startswith("at most 8,000 sampled")
-    assert told["in flight"].startswith("at most 24 completions")
-    assert told["checkpoints"] == "4: state-0, state-3, state-6, state-7"
-    assert told["evaluations"] == "5 of 10 held-out rows each: at most 5,000 sampled tokens"
-    assert "8 policy versions" in told["session"]
-    assert "'my-model'" in told["promotes"]
+    shown = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    shown = {name: text.strip() for name, text in shown.items()}
+    assert shown["folder"] == str(everburn.folder / "runs" / "first")
+    assert shown["trains"] == "a LoRA adapter of rank 8 on accounts/fireworks/models/some"
+    assert shown["key"] == "read from FIREWORKS_API_KEY by the workers"
+    assert shown["rows"] == "10 x 2 epochs = 20"
+    assert shown["steps"] == "7 optimizer steps of 3 rows x 4"
+    assert shown["rollouts"].startswith("80 completions")
+    assert shown["tokens"].startswith("at most 8,000 sampled")
+    assert shown["in flight"].startswith("at most 24 completions")
+    assert shown["checkpoints"] == "4: state-0, state-3, state-6, state-7"
+    assert shown["evaluations"] == "5 of 10 held-out rows each: at most 5,000 sampled tokens"
+    assert "8 policy versions" in shown["session"]
+    assert "'my-model'" in shown["promotes"]
     assert sorted(everburn.folder.iterdir()) == before
     assert everburn.processes() == []
 
@@ -65,14 +65,14 @@ def test_resources_that_a_dedicated_run_would_create(everburn: Everburn) -> None
     }
     changes = [f"trainer={json.dumps(trainer)}", "deployment.cleanup=scale_to_zero"]
     changes += ["deployment.replicas=3"]
-    told = {}
+    shown = {}
     for given in ([], ["--id", "My run"]):
         settings = [part for change in changes for part in ("--set", change)]
         done = everburn("run", str(path), "--dry-run", *given, *settings)
         assert done.returncode == 0, done.stderr
-        told[len(given)] = done.stdout
-    assert "as eb-arithmetic-dedicated-<time>-<8 hex digits>; at its end: delete" in told[0]
-    assert "as eb-my-run-<8 hex digits>; at its end: scale to zero" in told[2]
+        shown[len(given)] = done.stdout
+    assert "as eb-arithmetic-dedicated-<time>-<8 hex digits>; at its end: delete" in shown[0]
+    assert "as eb-my-run-<8 hex digits>; at its end: scale to zero" in shown[2]
     for text in (
         "at           https://api.fireworks.ai (dedicated)\n",
         "shape accounts/fireworks/trainingShapes/some, region US_IOWA_1, replicas 2",
@@ -81,7 +81,7 @@ def test_resources_that_a_dedicated_run_would_create(everburn: Everburn) -> None
         "replicas 3, weight sync scope per_trainer, transition type sync",
         "provisioning.json in the run's folder has both ids",
     ):
-        assert text in told[2]
+        assert text in shown[2]
 
 
 def test_resources_that_a_dedicated_run_would_use(everburn: Everburn) -> None:

@@ -185,7 +185,7 @@ def tell(everburn: Everburn, run: str, update: Any, *arguments: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "step", "run_id", "changes", "complaint"),
+    ("name", "step", "run_id", "changes", "error"),
     [
         ("nowhere", 1, "x", [], "there is no run in"),
         ("first", 5, "x", [], "has committed 4 steps so far: it can be forked at step 0 to 4"),
@@ -200,10 +200,10 @@ def tell(everburn: Everburn, run: str, update: Any, *arguments: Any) -> None:
     ],
 )
 def test_an_impossible_fork_is_rejected_before_anything_starts(
-    everburn: Everburn, name: str, step: int, run_id: str, changes: list[str], complaint: str
+    everburn: Everburn, name: str, step: int, run_id: str, changes: list[str], error: str
 ) -> None:
     before = sorted(path.name for path in (everburn.folder / "runs").iterdir())
-    with pytest.raises(BadInputError, match=re.escape(complaint)):
+    with pytest.raises(BadInputError, match=re.escape(error)):
         plan_fork(name, step, run_id, changes, everburn.folder)
     assert sorted(path.name for path in (everburn.folder / "runs").iterdir()) == before
 

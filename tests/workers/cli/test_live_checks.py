@@ -52,10 +52,10 @@ def test_a_missing_model(emulator: RunningEmulator) -> None:
 @pytest.mark.parametrize(("status", "text"), [(401, "is refused"), (403, "lacks the permission")])
 def test_a_rejected_key_is_named(emulator: RunningEmulator, status: int, text: str) -> None:
     emulator.plan_fault("accounts", "status", status=status, message="fw_some_key_of_a_test")
-    (verdict, said), *others = answers(a_config(emulator.base_url)).values()
+    (verdict, answer), *others = answers(a_config(emulator.base_url)).values()
     assert (verdict, others) == ("missing", [])
-    assert f"the API key in SOME_KEY {text}" in said
-    assert "fw_some_key_of_a_test" not in said
+    assert f"the API key in SOME_KEY {text}" in answer
+    assert "fw_some_key_of_a_test" not in answer
 
 
 def test_no_key_and_no_server(

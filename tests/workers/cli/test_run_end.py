@@ -114,7 +114,7 @@ async def test_workers_with_older_code_are_reported_before_the_run_starts(
         for handle in (first, client.get_workflow_handle("second")):
             await handle.signal(LongRun.stop, {"drain": False})
         assert await launching == 0
-    said, started, *_ = output.getvalue().splitlines()
-    assert said.startswith("sums.py changed after a run had started on these workers")
-    assert "`kill 12 13` restarts them" in said
+    note, started, *_ = output.getvalue().splitlines()
+    assert note.startswith("sums.py changed after a run had started on these workers")
+    assert "`kill 12 13` restarts them" in note
     assert started == "run second"

@@ -87,7 +87,7 @@ def test_set_parses_json_and_else_takes_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "complaint"),
+    ("assignment", "error"),
     [
         ("epochs", "write path=value"),
         ("=3", "write path=value"),
@@ -96,8 +96,8 @@ def test_set_parses_json_and_else_takes_text(tmp_path: Path) -> None:
         ("epocs=3", "did you mean epochs"),
     ],
 )
-def test_invalid_assignments_are_rejected(tmp_path: Path, assignment: str, complaint: str) -> None:
-    with pytest.raises(BadInputError, match=complaint):
+def test_invalid_assignments_are_rejected(tmp_path: Path, assignment: str, error: str) -> None:
+    with pytest.raises(BadInputError, match=error):
         load(written(tmp_path / "sums.json"), assignment)
 
 
@@ -176,7 +176,7 @@ def test_a_run_is_found_by_its_id_its_folder_or_its_url(
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"),
+    ("name", "error"),
     [
         ("second", "there is no run in {here}/runs/second: give its id in {here}/runs"),
         ("memory://bucket/second", "there is no run in memory://bucket/second: give"),
@@ -185,7 +185,7 @@ def test_a_run_is_found_by_its_id_its_folder_or_its_url(
     ],
 )
 @pytest.mark.usefixtures("uninstalled_store")
-def test_a_missing_run_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+def test_a_missing_run_is_named(tmp_path: Path, name: str, error: str) -> None:
     with pytest.raises(BadInputError) as caught:
         find_run_folder(name, tmp_path)
-    assert complaint.format(here=tmp_path) in str(caught.value)
+    assert error.format(here=tmp_path) in str(caught.value)

@@ -18,12 +18,12 @@ async def test_a_missing_or_damaged_checkpoint_is_named(emulator: RunningEmulato
     await session.close()
     assert "/" in checkpoint_digest(emulator.home, path)
 
-    complaint = f"^checkpoint {path} can't be read: "
+    error = f"^checkpoint {path} can't be read: "
     (emulator.checkpoint(path) / "meta.json").write_text("{")
-    with pytest.raises(VerificationError, match=complaint):
+    with pytest.raises(VerificationError, match=error):
         checkpoint_digest(emulator.home, path)
     (emulator.checkpoint(path) / "meta.json").unlink()
-    with pytest.raises(VerificationError, match=complaint):
+    with pytest.raises(VerificationError, match=error):
         checkpoint_digest(emulator.home, path)
 
 

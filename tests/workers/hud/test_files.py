@@ -193,10 +193,10 @@ def test_a_full_disk_is_reported_once_and_the_missing_lines_are_written_later(
     commit_steps(tmp_path, 3)
     lines = tolerant.news()
     assert [line.split()[1] for line in lines if line.startswith("step")] == ["02/30", "03/30"]
-    assert told_steps(tmp_path / "out") == [1, 2, 3]
+    assert metric_steps(tmp_path / "out") == [1, 2, 3]
 
 
-def told_steps(folder: Path) -> list[int]:
+def metric_steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
 
 
@@ -209,13 +209,13 @@ def test_lines_of_a_resumed_run_are_written_again_after_those_of_the_earlier_run
     commit_steps(tmp_path, 2)
     list(found.news())
     for _ in range(2):
-        assert told_steps(tmp_path / "out") == [1, 1, 2]
+        assert metric_steps(tmp_path / "out") == [1, 1, 2]
         list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))
     # A file that was removed has lost its earlier lines.
     (tmp_path / "out/metrics.jsonl").unlink()
     for _ in range(2):
         list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))
-        assert told_steps(tmp_path / "out") == [1, 2]
+        assert metric_steps(tmp_path / "out") == [1, 2]
 
 
 def test_the_loss_is_per_sent_token(tmp_path: Path) -> None:

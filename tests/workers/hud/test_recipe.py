@@ -161,7 +161,7 @@ def test_checks_come_in_the_recipes_order(tmp_path: Path) -> None:
     assert error_text(tmp_path, **wrong) == (
         "--steps, --eval-tasks, --checkpoint-every must be at least 1"
     )
-    for names, said in [
+    for names, expected in [
         (("steps", "eval_tasks", "checkpoint_every"), "--group-size must be at least 2"),
         (("group_size",), "--min-a and --min-b must not exceed --max-a and --max-b"),
         (("min_a", "max_a"), "--debug-samples must be at least 0"),
@@ -169,7 +169,7 @@ def test_checks_come_in_the_recipes_order(tmp_path: Path) -> None:
     ]:
         for name in names:
             del wrong[name]
-        assert error_text(tmp_path, **wrong).startswith(said)
+        assert error_text(tmp_path, **wrong).startswith(expected)
     wrong["env_path"] = wrong.pop("tasks_file")
     assert error_text(tmp_path, **wrong) == "--env-path needs --tasks-file"
     del wrong["env_path"]
@@ -182,13 +182,13 @@ def test_checks_come_in_the_recipes_order(tmp_path: Path) -> None:
     "flag", ["steps", "tasks_per_step", "max_tokens", "max_concurrent", "eval_tasks"]
 )
 def test_counts_are_at_least_one(tmp_path: Path, flag: str) -> None:
-    said = error_text(tmp_path, **{flag: 0})
-    assert said == f"--{flag.replace('_', '-')} must be at least 1"
+    text = error_text(tmp_path, **{flag: 0})
+    assert text == f"--{flag.replace('_', '-')} must be at least 1"
 
 
 def test_two_task_sources_are_rejected(tmp_path: Path) -> None:
-    said = error_text(tmp_path, taskset="mine", tasks_file="tasks.py", env_path="env.py")
-    assert said == "--taskset and --tasks-file exclude each other"
+    text = error_text(tmp_path, taskset="mine", tasks_file="tasks.py", env_path="env.py")
+    assert text == "--taskset and --tasks-file exclude each other"
 
 
 def test_tasks_are_checked_before_anything_is_written(
@@ -223,7 +223,7 @@ def test_another_base_model_needs_its_own_tokenizer_and_renderer(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"sampling_timeout": 0.0}, "--sampling-timeout must be a number of seconds above 0"),
         ({"sampling_timeout": -1.0}, "--sampling-timeout must be a number of seconds above 0"),
@@ -234,8 +234,8 @@ def test_another_base_model_needs_its_own_tokenizer_and_renderer(tmp_path: Path)
     ],
 )
 def test_values_that_make_sampling_impossible(
-    tmp_path: Path, given: dict[str, Any], said: str
+    tmp_path: Path, given: dict[str, Any], expected: str
 ) -> None:
-    assert error_text(tmp_path, **given).startswith(said)
+    assert error_text(tmp_path, **given).startswith(expected)
     # The recipe's own checks come first.
     assert error_text(tmp_path, **given, steps=0) == "--steps must be at least 1"

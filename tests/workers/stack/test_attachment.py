@@ -143,8 +143,8 @@ def test_the_end_of_the_supervisor_is_reported_once(tmp_path: Path) -> None:
     folder.create()
     gone = ProcessRecord(pid=os.getpid(), created=1.0)
     stack = Stack(folder, FolderLock(folder.attached_lock), a_state(gone), own=False)
-    (told,) = stack.news()
-    assert "supervisor is gone, so services that end aren't restarted" in told
+    (line,) = stack.news()
+    assert "supervisor is gone, so services that end aren't restarted" in line
     folder.log("stack").write_text("12:00:00 its last words\n")
     assert stack.news() == ["12:00:00 its last words"]
     folder.log("stack").unlink()
