@@ -102,10 +102,9 @@ def run(
 
     With --address, that server and its workers do the work; nothing else is started.
     """
-    from workers.cli.preflight import check_local, make_base_model
-    from workers.cli.run import Launch, attach_or_connect, stay_with
+    from workers.cli.preflight import prepare_local
+    from workers.cli.run import Launch, attach_or_connect, run_to_end
     from workers.cli.run_file import load_run_file
-    from workers.signals import sigterm_interrupts
     from workers.stack.ports import PortWishes
 
     here = Path.cwd()
@@ -119,12 +118,10 @@ def run(
             say(line)
         return
     if address is None:
-        check_local(file.config, here)
-        with sigterm_interrupts():
-            make_base_model(file.config, here)
+        prepare_local(file.config, here)
     attach_or_connect(
         address,
-        lambda server, stack: stay_with(Launch(file, run_id, server), stack),
+        lambda server, stack: run_to_end(Launch(file, run_id, server), stack),
         namespace,
         PortWishes(port, ui_port, emulator_port),
     )
@@ -146,7 +143,7 @@ def resume(
     import time
 
     from workers.cli.resume import ended_run, is_running, resumed_state
-    from workers.cli.run import Launch, attach_or_connect, stay_with
+    from workers.cli.run import Launch, attach_or_connect, run_to_end
     from workers.cli.runs import require_ended
     from workers.stack.folder import StackFolder
 
@@ -155,10 +152,10 @@ def resume(
     def follow_or_resume(server: "Server", stack: "Stack | None") -> int:
         if asyncio.run(is_running(server, found, changes=bool(assignments), ended=ended)):
             say(f"run {found.id} hasn't ended and continues; Ctrl-C asks it to stop")
-            return stay_with(Launch(file, found.id, server, follows=True), stack)
+            return run_to_end(Launch(file, found.id, server, follows=True), stack)
         # Only now: a run adds to its folder until its end.
         state = resumed_state(found, file.config, time.time(), checkpoint)
-        return stay_with(Launch(file, found.id, server, state=state, resumes=True), stack)
+        return run_to_end(Launch(file, found.id, server, state=state, resumes=True), stack)
 
     if address is None and not StackFolder(Path.cwd()).database.exists():
         # This folder's stack can't have the run: check before starting one.
@@ -180,7 +177,7 @@ def fork(
 ) -> None:
     """Start a new run from the state that a run, ended or running, had after a step."""
     from workers.cli.fork import plan_fork
-    from workers.cli.run import Launch, attach_or_connect, check_id_is_free, stay_with
+    from workers.cli.run import Launch, attach_or_connect, check_id_is_free, run_to_end
 
     plan = plan_fork(run, step, run_id, assignments or [], Path.cwd())
 
@@ -188,7 +185,7 @@ def fork(
         asyncio.run(check_id_is_free(server, plan.run.id))
         state = plan.make()
         say(f"forked from {plan.origin} with {len(state.queue.groups)} untrained groups")
-        return stay_with(Launch(plan.file, plan.run.id, server, state=state), stack)
+        return run_to_end(Launch(plan.file, plan.run.id, server, state=state), stack)
 
     attach_or_connect(address, start, namespace)
 

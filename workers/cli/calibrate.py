@@ -13,7 +13,7 @@ from everburn.config import RunConfig
 from everburn.records.ids import RunRef
 from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Draw, calibrate
 from everburn.trainers.backends import on_shared_emulator
-from workers.cli.preflight import check_local, make_base_model
+from workers.cli.preflight import prepare_local
 from workers.environment import imports_from
 from workers.errors import UserError
 from workers.stack.folder import StackFolder
@@ -27,8 +27,7 @@ def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
         BadInputError: a dataset file, the API key or the base model is missing.
         UserError: rollouts failed, or no session was available.
     """
-    check_local(config, folder)
-    make_base_model(config, folder)
+    prepare_local(config, folder)
     if config.dedicated and not config.local:
         raise UserError(
             "calibration doesn't provision a trainer job and a deployment for one batch: calibrate "

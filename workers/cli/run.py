@@ -154,7 +154,7 @@ async def start_and_follow(order: Launch, console: Console) -> int:
     return _print_end(order, console, run_id, ending, watch.status)
 
 
-def stay_with(order: Launch, stack: "Stack | None" = None) -> int:
+def run_to_end(order: Launch, stack: "Stack | None" = None) -> int:
     """Start or follow a run; if the user leaves it, print what still runs. The exit code."""
     if stack is not None:
         # The present state: workers may have been restarted since the stack started.

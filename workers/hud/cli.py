@@ -71,25 +71,22 @@ def train(options: HudOptions) -> None:
         _calibrate(options, here)
         return
     from everburn.records.ids import RunRef
-    from workers.cli.preflight import check_local, make_base_model
-    from workers.cli.run import Launch, attach_or_connect, stay_with
+    from workers.cli.preflight import prepare_local
+    from workers.cli.run import Launch, attach_or_connect, run_to_end
     from workers.cli.run_file import new_run_id
     from workers.hud.files import RecipeFiles, TolerantFiles
-    from workers.signals import sigterm_interrupts
 
-    check_local(file.config, here)
+    prepare_local(file.config, here)
     run = RunRef(
         store=file.config.store, id=new_run_id(file.name, file.config.store, datetime.now())
     )
     files = RecipeFiles(options, run, here / options.output_dir)
     with _write_errors(options.output_dir):
         files.begin()
-    with sigterm_interrupts():
-        make_base_model(file.config, here)
     output = TolerantFiles(files, options.output_dir)
     attach_or_connect(
         None,
-        lambda server, stack: stay_with(
+        lambda server, stack: run_to_end(
             Launch(file, run.id, server, output.news, epilogue=output.epilogue), stack
         ),
     )

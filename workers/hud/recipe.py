@@ -9,7 +9,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -95,7 +95,7 @@ class HudOptions(BaseModel):
         False, description="Roll out one batch, report the spread of its rewards, and end"
     )
     require_update: bool = Field(
-        False, description="Fail if all rewards of a step's groups are equal"
+        False, description="Fail at a step in which no group has different rewards"
     )
     debug_samples: int = Field(0, description="Answers to print after --calibrate")
     min_a: Annotated[int, OnEmulator(10)] = Field(1000, description="Smallest first operand")
@@ -122,7 +122,7 @@ class HudOptions(BaseModel):
             return {"tokenizer_model": None, "renderer": None} | given
         return given
 
-    def check(self, folder: Path) -> Self:
+    def check(self, folder: Path) -> None:
         """Check all that can be checked without reading tasks, in the recipe's order.
 
         Raises:
@@ -153,7 +153,6 @@ class HudOptions(BaseModel):
         if self.eval_before and self.calibrate:
             raise BadInputError("--eval-before excludes --calibrate, which evaluates nothing")
         self._check_sampling()
-        return self
 
     def _check_sampling(self) -> None:
         missing = [
