@@ -1,6 +1,6 @@
-"""Processes: those that serve workflows and activities, and those that people start.
+"""Processes: workers that serve workflows and activities, and the command line.
 
-processes serves a role; plugin sets up clients and workers; connection reaches a Temporal server;
-environment, dotenv, signals, exits and errors are what every process needs. cli/ is the command
-`everburn`, stack/ the local stack, hud/ the commands for HUD.
+processes serves a role; plugin sets up clients and workers; connection connects to a Temporal
+server; environment, dotenv, signals, exits and errors are shared by all processes. cli/ is the
+command `everburn`, stack/ the local stack, hud/ the commands for HUD.
 """

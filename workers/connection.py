@@ -1,4 +1,4 @@
-"""The Temporal server that a command talks to: the folder's own stack's, or one by address."""
+"""The Temporal server of a command: that of the folder's stack, or one given by address."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ DEFAULT_ADDRESS = "127.0.0.1:7233"
 
 @dataclass(frozen=True)
 class Server:
-    """ui: the base URL of its web pages, where it is known. of_folder: whether it is that of the
-    folder's stack, which commands find by themselves."""
+    """ui: the base URL of its web pages, if known. of_folder: True for the server of the folder's
+    stack, which commands find without options."""
 
     address: str
     namespace: str = DEFAULT_NAMESPACE
@@ -32,23 +32,23 @@ class Server:
 
     @classmethod
     def find(cls, address: str | None, namespace: str, folder: Path) -> "Server":
-        """The server at `address`, else the one of the folder's stack.
+        """The server at `address`, else that of the folder's stack.
 
         Raises:
-            UserError: neither.
+            UserError: neither is given.
         """
         if address is not None:
             return cls(address, namespace)
         state = StackFolder(folder).find()
         if state is None:
             raise UserError(
-                "no local stack runs in this folder: start one with `everburn dev`, or name a "
+                "no local stack runs in this folder: start one with `everburn dev`, or give a "
                 "Temporal server with --address HOST:PORT"
             )
         return cls.of_stack(state)
 
     async def connect(self) -> "Client":
-        """Raises UserError: nothing answers there, or it isn't Temporal."""
+        """Raises UserError: no Temporal server answers there."""
         from temporalio.service import RPCError
 
         try:
@@ -67,12 +67,12 @@ class Server:
 
     @property
     def options(self) -> str:
-        """What the stock `temporal` CLI needs to reach it."""
+        """Options of the `temporal` CLI for this server."""
         return f"--address {self.address} --namespace {self.namespace}"
 
     @property
     def everburn_options(self) -> str:
-        """What a command of ours needs to reach it, to be put behind its other arguments."""
+        """Options of `everburn` commands for this server, with a leading space."""
         if self.of_folder:
             return ""
         default = self.namespace == DEFAULT_NAMESPACE
@@ -84,7 +84,7 @@ def _first_line(error: BaseException) -> str:
 
 
 async def connect(address: str, namespace: str) -> "Client":
-    """A client built as all of Everburn's are."""
+    """A client with Everburn's plugin."""
     from temporalio.client import Client
 
     from workers.plugin import everburn_plugin

@@ -1,6 +1,6 @@
-"""The local `.env` file: environment variables, above all API keys, for a process.
+"""The local `.env` file: environment variables, usually API keys, for a process.
 
-Never overrides what the environment has. Values are never printed, not even in complaints.
+Never overrides the environment. Values are never printed, not even in errors.
 """
 
 import os
@@ -16,14 +16,14 @@ _BARE = re.compile(r"([^'\"\s#](?:(?!\s#).)*)?\s*(?:#.*)?")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 _loaded: dict[str, str] = {}
-"""What the environment of this process has from a file."""
+"""The variables that `load` has set in this process."""
 
 
 def load(folder: Path) -> list[str]:
-    """Set the variables of `folder/.env` that the environment lacks; the names that it set.
+    """Set the variables of `folder/.env` that the environment lacks; returns their names.
 
     Raises:
-        BadInputError: a line that isn't an assignment, by its number.
+        BadInputError: a line isn't an assignment; the message has its number.
     """
     path = folder / ".env"
     if not path.is_file():
@@ -36,16 +36,16 @@ def load(folder: Path) -> list[str]:
 
 
 def outer_environment() -> dict[str, str]:
-    """The environment without what `load` has set: for processes that load the file themselves, as
-    it is by then, also those that start much later."""
+    """The environment without the variables that `load` has set, for processes that load the file
+    themselves when they start."""
     return {name: value for name, value in os.environ.items() if _loaded.get(name) != value}
 
 
 def parse(text: str, where: str = ".env") -> dict[str, str]:
     """The assignments of a text: `NAME=value`, optionally after `export`.
 
-    A value is bare (up to ` #`), in single quotes (literal), or in double quotes, where a backslash
-    escapes a character or stands for a line break or tab. There is no interpolation.
+    A value is bare (up to ` #`), in single quotes (literal), or in double quotes (with backslash
+    escapes). There is no interpolation.
 
     Raises:
         BadInputError: see `load`.
@@ -59,8 +59,8 @@ def parse(text: str, where: str = ".env") -> dict[str, str]:
         value = None if assignment is None else _value(assignment[2])
         if assignment is None or value is None:
             raise BadInputError(
-                f"{where}:{number}: not an assignment: write NAME=value, with quotes around a "
-                "value that holds quotes, spaces at its ends or ' #'"
+                f"{where}:{number}: not an assignment: write NAME=value, and quote a value "
+                "that contains quotes, outer spaces or ' #'"
             )
         values[assignment[1]] = value
     return values

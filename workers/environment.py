@@ -1,7 +1,7 @@
-"""The Python environment of a command or worker: our packages, its programs, the user's modules.
+"""The Python environment of a process: Everburn's packages, programs, the user's modules.
 
-`workflows`, `activities` and `workers` are names that other projects use too: llama-index-workflows
-installs a `workflows`. Imports nothing of Everburn, so that it works when another is in the way.
+Other projects use the names `workflows`, `activities` and `workers` too: llama-index-workflows
+installs a `workflows`. Imports no other module of Everburn, so that it works if one is shadowed.
 Doesn't own the variables of a folder's `.env` (dotenv.py).
 """
 
@@ -21,8 +21,8 @@ OUR_PACKAGES = ("everburn", "workflows", "activities", "workers")
 OUR_FOLDER = Path(__file__).resolve().parents[1]
 
 
-def intruders() -> dict[str, str]:
-    """What is in the place of our packages, by name, with what to do; empty if all is well."""
+def shadowed_packages() -> dict[str, str]:
+    """Everburn's packages that another package or folder shadows, each with what to do."""
     found = {}
     for name in OUR_PACKAGES:
         place = _place_of(name)
@@ -31,8 +31,8 @@ def intruders() -> dict[str, str]:
         others = [other for other in packages_distributions().get(name, []) if other != "everburn"]
         by = f", installed by {', '.join(others)}," if others else ""
         found[name] = (
-            f"{place or 'nothing'}{by} is in the place of {OUR_FOLDER / name}: use an environment "
-            "of its own for Everburn, and no folder of this name on PYTHONPATH"
+            f"{place or 'nothing'}{by} is imported instead of {OUR_FOLDER / name}: use a separate "
+            "environment for Everburn, and no folder of this name on PYTHONPATH"
         )
     return found
 
@@ -44,30 +44,30 @@ def _place_of(name: str) -> Path | None:
 
 
 def find_script(name: str) -> Path | None:
-    """The program of this environment, else of the PATH."""
+    """A program of this environment, else of the PATH."""
     ours = sysconfig.get_path("scripts")
     found = shutil.which(name, path=ours) or shutil.which(name)
     return None if found is None else Path(found)
 
 
 def as_typed(name: str) -> str:
-    """How a person calls it: by name where the shell finds it, else by its path."""
+    """A program as a user can call it: by name if it is on the PATH, else by its path."""
     if shutil.which(name) is not None:
         return name
     return str(find_script(name) or name)
 
 
 def let_import_from(folder: Path) -> None:
-    """Have modules of the user imported from a folder, as by `python script.py` there, for the rest
-    of the process. Everburn's own packages must have been imported by now: then no
-    folder can take their place. Not in an orchestrator: it runs no user code, and its sandbox would
-    find a `workflows` folder of the user's."""
+    """Let this process import the user's modules from `folder`, as `python script.py` would.
+
+    Everburn's packages must be imported already, so that no folder can shadow them. Not for an
+    orchestrator: it runs no user code, and its sandbox would import a user's `workflows` folder."""
     sys.path.insert(0, str(folder))
 
 
 @contextmanager
 def imports_from(folder: Path) -> Iterator[None]:
-    """For a while."""
+    """`let_import_from` for the duration of the block."""
     let_import_from(folder)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Problems that a person can solve: told in words, without a traceback.
+"""Problems that the user can solve, reported without a traceback.
 
-Owns the exit codes: 1 for what failed, 2 for bad input. The command line prints these errors and
-exits; nothing else catches them.
+Owns the exit codes: 1 for a failure, 2 for bad input. The command line prints these errors and
+exits.
 """
 
 
@@ -12,6 +12,6 @@ class UserError(Exception):
 
 
 class BadInputError(UserError):
-    """What the person typed or wrote can't be used. Nothing was started."""
+    """The user's input isn't valid. Nothing was started."""
 
     exit_code = 2

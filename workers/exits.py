@@ -1,9 +1,9 @@
 """The end of a process that talked to a Temporal server.
 
-Owns two rules. Such a process doesn't wait for the interpreter to be taken down: the SDK's runtime
-has threads of its own, and one of them that asks for the interpreter in that moment aborts the
-process (temporalio/sdk-python issue 300), so that a command that did its work would end with
-SIGABRT. And a worker that user code blocks for good ends at once, with a status of its own.
+Owns two rules. Such a process skips the interpreter's shutdown: a thread of the SDK's runtime that
+needs the interpreter then aborts the process (temporalio/sdk-python issue 300), so that a
+successful command would end with SIGABRT. And a worker that user code blocks permanently ends at
+once, with an exit code of its own.
 """
 
 import atexit
@@ -17,26 +17,25 @@ log = logging.getLogger(__name__)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with `code`, after what was registered for its end and with its output
-    written."""
+    """End the process with `code`, after its exit functions, with its output flushed."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # A reader that is gone (`everburn list | head -1`) takes nothing more.
+        # The reader may be gone: `everburn list | head -1`.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
 
 
 BLOCKED = 75
-"""The status of a worker that user code blocked (EX_TEMPFAIL of sysexits.h): start it again."""
+"""Exit code of a worker that user code blocked (EX_TEMPFAIL of sysexits.h): restart it."""
 
 
 def leave_blocked(stack: str) -> NoReturn:
-    """End the process, and with it the thread that can't be ended; the log says where that is."""
+    """End the process, since a blocked thread can't be ended alone; log the thread's stack."""
     log.critical(
-        "user code blocks this worker:\n%sthe worker ends, with exit code %d: it was blocked for "
-        "longer than any rollout may take. Let rollout functions await, or block in a thread "
-        "(everburn.agentic.in_thread)",
+        "user code blocks this worker:\n%sthe worker ends with exit code %d: it was blocked for "
+        "longer than any rollout may take. Let rollout functions await, or run blocking calls in a "
+        "thread (everburn.agentic.in_thread)",
         stack,
         BLOCKED,
     )
@@ -44,7 +43,7 @@ def leave_blocked(stack: str) -> NoReturn:
 
 
 def exit_code(error: SystemExit) -> int:
-    """The code that the interpreter would end with; it also writes what isn't a number."""
+    """The exit code that the interpreter would use; prints `error.code` if it isn't a number."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     print(error.code, file=sys.stderr)

@@ -1,8 +1,8 @@
-"""The one way in which Everburn's clients, workers and replayers are built.
+"""The Temporal plugin of Everburn's clients, workers and replayers.
 
-Owns the data converter, the sandbox's pass-throughs (each with its reason), which exceptions fail
-a workflow, and interceptors. Doesn't own which workflows and activities a process serves
-(workers/processes.py).
+Owns the data converter, the modules that pass through the sandbox (each with its reason), the
+exceptions that fail a workflow, and the interceptors. Doesn't own which workflows and activities a
+process serves (workers/processes.py).
 """
 
 import dataclasses
@@ -17,18 +17,18 @@ from activities.failure_types import RedactingFailureConverter
 from activities.heartbeats import HeartbeatInterceptor
 
 PASSED_THROUGH = (
-    # Reason for all of ours: pure modules without global state that a replay could see, shared
-    # so that a workflow task doesn't import them anew.
+    # Everburn's own modules are pure, without global state that a replay could see; shared, so that
+    # a workflow task doesn't import them again.
     "everburn",
     "activities",
-    # Reason: pydantic's compiled core can't be imported twice in one process.
+    # pydantic's compiled core can't be imported twice in one process.
     "pydantic",
     "pydantic_core",
-    # Reason: imported by the above on first use, never inside a workflow.
+    # Imported by the above on first use, never inside a workflow.
     "annotated_types",
     "typing_inspection",
-    # Reason: its import hook, which hud's dependencies install in the process, imports it in the
-    # middle of every other import: half a second for each workflow task's sandbox.
+    # hud's dependencies install its import hook, which imports it within every other import: half a
+    # second for each workflow task's sandbox.
     "beartype",
 )
 
@@ -49,6 +49,6 @@ def everburn_plugin() -> SimplePlugin:
         ),
         interceptors=[HeartbeatInterceptor()],
         workflow_runner=_runner,
-        # A message that doesn't fit its model must fail the run, not be retried for ever.
+        # A message that doesn't fit its model must fail the run, not be retried forever.
         workflow_failure_exception_types=[ValidationError],
     )

@@ -1,7 +1,7 @@
-"""The worker processes: what each serves, and how it goes down.
+"""The worker processes: what each serves, and how it stops.
 
-On SIGTERM or SIGINT a worker stops polling, gives running activities a grace period, and leaves the
-run to the next worker. Doesn't own the command line (workers/cli/app.py) or the local stack
+On SIGTERM or SIGINT a worker stops polling and gives running activities a grace period; other
+workers continue the run. Doesn't own the command line (workers/cli/app.py) or the local stack
 (workers/stack/attachment.py).
 """
 
@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
@@ -38,23 +38,23 @@ Role = Literal["orchestrator", "rollout", "trainer"]
 log = logging.getLogger(__name__)
 
 DEPLOYMENT = "everburn"
-"""The name under which a server knows the builds of these workers."""
+"""Deployment name of all versioned workers."""
 WORKFLOWS = [TrainRun, PromptGroup, TrainerLease, Evaluation]
 VERSIONED_WORKFLOWS = [TrainRun, PromptGroup, UpgradedTrainerLease, Evaluation]
 GRACE = timedelta(seconds=10)
 CLOSING = CLOSE_TIMEOUT + 1.0
-"""Seconds for user code to end that the grace period was too short for."""
-TELLING = 5.0
-"""Seconds for a blocked worker to say what has become of its activities."""
+"""Seconds for user code to end after the grace period."""
+REPORT_TIMEOUT = 5.0
+"""Seconds for a blocked worker to report the results of its activities."""
 STICKY_TIMEOUT = timedelta(seconds=2)
-"""How long a task waits for a dead orchestrator's cache: part of every recovery."""
+"""How long a workflow task waits for the cache of a dead orchestrator."""
 ROLLOUT_SLOTS = 512
 
 
 def deployment(build: str | None) -> WorkerDeploymentConfig | None:
-    """How workers of a build are told from those of another; None leaves a worker unversioned.
+    """Worker versioning by build; None leaves a worker unversioned.
 
-    A workflow stays with the build that it began on; a run changes over between two steps.
+    A workflow stays on the build that it started on; a run changes builds between two steps.
     """
     if build is None:
         return None
@@ -65,13 +65,25 @@ def deployment(build: str | None) -> WorkerDeploymentConfig | None:
     )
 
 
-def orchestrator(client: Client, build: str | None = None) -> Worker:
-    """Workflows, and the light activities on the run's records."""
-    records = RecordActivities(client)
-    reconciliation = ReconciliationActivities(client)
+def _worker(client: Client, queue: str, build: str | None, **settings: Any) -> Worker:
     return Worker(
         client,
-        task_queue=ORCHESTRATOR_QUEUE,
+        task_queue=queue,
+        max_heartbeat_throttle_interval=THROTTLE,
+        graceful_shutdown_timeout=GRACE,
+        deployment_config=deployment(build),
+        **settings,
+    )
+
+
+def orchestrator(client: Client, build: str | None = None) -> Worker:
+    """Serves workflows, and light activities on the run's records."""
+    records = RecordActivities(client)
+    reconciliation = ReconciliationActivities(client)
+    return _worker(
+        client,
+        ORCHESTRATOR_QUEUE,
+        build,
         workflows=WORKFLOWS if build is None else VERSIONED_WORKFLOWS,
         activities=[
             records.create_run,
@@ -87,19 +99,17 @@ def orchestrator(client: Client, build: str | None = None) -> Worker:
             reconciliation.run_is_open,
         ],
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
-        max_heartbeat_throttle_interval=THROTTLE,
-        graceful_shutdown_timeout=GRACE,
-        deployment_config=deployment(build),
     )
 
 
 def rollout_worker(
     client: Client, activities: RolloutActivities, slots: int, build: str | None = None
 ) -> Worker:
-    """Everything that runs user code."""
-    return Worker(
+    """Serves activities that run user code."""
+    return _worker(
         client,
-        task_queue=ROLLOUT_QUEUE,
+        ROLLOUT_QUEUE,
+        build,
         activities=[
             activities.prepare_task,
             activities.rollout,
@@ -110,31 +120,26 @@ def rollout_worker(
             activities.complete_evaluation,
         ],
         max_concurrent_activities=slots,
-        max_heartbeat_throttle_interval=THROTTLE,
-        graceful_shutdown_timeout=GRACE,
-        deployment_config=deployment(build),
     )
 
 
 def trainer_worker(
     client: Client, activities: TrainerActivities, build: str | None = None
 ) -> Worker:
-    """Leases are acquired here; each is then served on a queue of its own. Trainer jobs and
-    deployments are looked after by any of these workers."""
+    """Acquires leases, each of which is then served on its own queue, and provisions trainer jobs
+    and deployments."""
     provisioning = ProvisioningActivities(client)
-    return Worker(
+    return _worker(
         client,
-        task_queue=TRAINER_QUEUE,
+        TRAINER_QUEUE,
+        build,
         activities=[
             activities.acquire_lease,
             provisioning.advance_provisioning,
             provisioning.clean_up_provisioning,
         ],
-        # A worker that stands still keeps what its pollers have been given until that times out.
+        # One poller: a frozen worker keeps the tasks of its pollers until they time out.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
-        max_heartbeat_throttle_interval=THROTTLE,
-        graceful_shutdown_timeout=GRACE,
-        deployment_config=deployment(build),
     )
 
 
@@ -142,7 +147,7 @@ def trainer_worker(
 async def serving(
     role: Role, client: Client, slots: int = ROLLOUT_SLOTS, build: str | None = None
 ) -> AsyncIterator[Worker]:
-    """A worker of a role, and what it must close afterwards."""
+    """A worker of a role, closed afterwards."""
     match role:
         case "orchestrator":
             yield orchestrator(client, build)
@@ -165,21 +170,21 @@ async def serving(
 
 
 async def _close(rollouts: RolloutActivities) -> None:
-    """Let rollouts that were cancelled clean up after themselves: the process ends with this."""
+    """Let cancelled rollouts clean up before the process ends."""
     rollouts.close()
     if not await asyncio.to_thread(rollouts.join, CLOSING):
-        log.warning("user code doesn't end, and is left behind")
+        log.warning("user code doesn't end; the process ends without it")
 
 
 @asynccontextmanager
 async def _leaving_when_blocked(rollouts: RolloutActivities, worker: Worker) -> AsyncIterator[None]:
-    """End the process where user code blocks its loop for good: its rollouts are begun again by
-    others, and it is started again. It would keep them all, and finish none."""
+    """End the process if user code blocks its event loop permanently, since it couldn't finish any
+    rollout: other workers retry its rollouts, and its supervisor restarts it."""
 
     async def watch() -> None:
         stack = await rollouts.blocked()
-        # Its activities have been given up; what they say of it is still to be told.
-        await asyncio.wait([asyncio.create_task(worker.shutdown())], timeout=TELLING)
+        # Its activities have been abandoned; their failures are still to be reported.
+        await asyncio.wait([asyncio.create_task(worker.shutdown())], timeout=REPORT_TIMEOUT)
         leave_blocked(stack)
 
     watching = asyncio.create_task(watch())
@@ -191,8 +196,8 @@ async def _leaving_when_blocked(rollouts: RolloutActivities, worker: Worker) -> 
 
 @asynccontextmanager
 async def _preloading(preload: Callable[[], None]) -> AsyncIterator[None]:
-    """Import beside what the block does: it takes seconds, which the first task, and with it a
-    recovery, would wait for otherwise."""
+    """Import in a thread during the block; otherwise the first task, perhaps a recovery's, would
+    wait for seconds."""
     task = asyncio.create_task(asyncio.to_thread(preload))
     try:
         yield

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM to a command in the foreground; what was there before is put back."""
+"""SIGINT and SIGTERM in a foreground command; previous handlers are restored."""
 
 import asyncio
 import signal
@@ -11,12 +11,12 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGTERM, where it is treated as Ctrl-C is."""
+    """SIGTERM, treated like Ctrl-C."""
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """In the block, SIGTERM raises as Ctrl-C does, so that what was started is stopped."""
+    """In the block, SIGTERM raises like Ctrl-C, so that started processes are stopped."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise Interrupted

@@ -18,7 +18,7 @@ def uninstalled_store() -> str:
 
 @pytest.fixture
 def everburn(tmp_path: Path) -> Iterator[Everburn]:
-    """`everburn` in a folder; what its workflows did is replayed when the test is over."""
+    """`everburn` in a folder; its workflow histories are replayed after the test."""
     command = Everburn(tmp_path.resolve())
     yield command
     command.close()

@@ -7,7 +7,7 @@ from workers import dotenv
 from workers.errors import BadInputError
 
 
-def test_it_reads_assignments_as_shells_write_them() -> None:
+def test_assignments_are_parsed_as_in_shells() -> None:
     text = """
     # keys of the lab
     FIREWORKS_API_KEY=fw_123
@@ -30,7 +30,7 @@ def test_it_reads_assignments_as_shells_write_them() -> None:
 @pytest.mark.parametrize(
     "line", ["fw_secret", "KEY='fw_secret", "1KEY=fw_secret", 'K="fw_secret" x']
 )
-def test_a_bad_line_is_named_by_its_number_and_not_shown(line: str) -> None:
+def test_a_bad_line_is_reported_by_number_without_its_text(line: str) -> None:
     with pytest.raises(BadInputError) as caught:
         dotenv.parse(f"A=1\n{line}\n", "/somewhere/.env")
     assert "/somewhere/.env:2:" in str(caught.value)
@@ -42,7 +42,7 @@ def test_it_never_overrides_the_environment(
 ) -> None:
     (tmp_path / ".env").write_text("EVERBURN_TEST_OLD=file\nEVERBURN_TEST_NEW=file\n")
     monkeypatch.setenv("EVERBURN_TEST_OLD", "environment")
-    # So that the test leaves nothing behind.
+    # Restores the environment.
     monkeypatch.setenv("EVERBURN_TEST_NEW", "")
     monkeypatch.delenv("EVERBURN_TEST_NEW")
 
@@ -51,7 +51,7 @@ def test_it_never_overrides_the_environment(
     assert os.environ["EVERBURN_TEST_NEW"] == "file"
 
 
-def test_what_starts_later_reads_the_file_as_it_is_by_then(
+def test_a_later_process_reads_the_current_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERBURN_TEST_KEY", "")
@@ -61,12 +61,12 @@ def test_what_starts_later_reads_the_file_as_it_is_by_then(
     file.write_text("EVERBURN_TEST_KEY=refused\nEVERBURN_TEST_OLD=file\n")
     assert dotenv.load(tmp_path) == ["EVERBURN_TEST_KEY"]
 
-    file.write_text("EVERBURN_TEST_KEY=mended\nEVERBURN_TEST_OLD=file\n")
+    file.write_text("EVERBURN_TEST_KEY=fixed\nEVERBURN_TEST_OLD=file\n")
     environment = dotenv.outer_environment()
     assert environment["EVERBURN_TEST_OLD"] == "environment"
     monkeypatch.setattr(os, "environ", environment)
     assert dotenv.load(tmp_path) == ["EVERBURN_TEST_KEY"]
-    assert os.environ["EVERBURN_TEST_KEY"] == "mended"
+    assert os.environ["EVERBURN_TEST_KEY"] == "fixed"
 
 
 def test_a_folder_without_the_file_is_fine(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A planted key is found nowhere: not in files, logs, histories, output or error texts.
+"""A planted key appears in no file, log, history, output or error text.
 
 Two runs by real processes on each backend, against a server that repeats the key in its errors and
 states. Half a minute each, for it takes everything that could leave a trace.
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_planted_key_leaves_no_trace(folder: Path, emulator: RunningEmulator) -> None:
     (folder / "run.json").write_text(json.dumps(config(emulator)))
     with running_stack(folder, FIREWORKS_API_KEY=KEY) as everburn:
-        # A lease lost, a promotion tried again, rollouts that fail: each with the key in its text.
+        # A lease failure, a repeated promotion, failed rollouts: each with the key in its text.
         emulator.plan_fault("optim_step", "status", status=410, message=f"for {KEY}")
         emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
         done = everburn("run", "run.json", "--id", "survives", FIREWORKS_API_KEY=KEY)
@@ -81,8 +81,8 @@ def test_a_planted_key_leaves_no_trace(folder: Path, emulator: RunningEmulator) 
     check_no_trace(folder, done, failed)
 
 
-@pytest.mark.chaos  # two whole runs of its own, by the code that the other one shows at work
-def test_a_planted_key_leaves_no_trace_of_dedicated_training(
+@pytest.mark.chaos  # two runs; the other test covers the same code
+def test_a_planted_key_leaves_no_trace_in_dedicated_training(
     folder: Path, emulator: RunningEmulator
 ) -> None:
     values = config(emulator) | {
@@ -106,7 +106,7 @@ def test_a_planted_key_leaves_no_trace_of_dedicated_training(
     emulator.admin("POST", "jobs/planted", ended)
 
     with running_stack(folder, FIREWORKS_API_KEY=KEY) as everburn:
-        # How a job ended, a deployment that must wait, a lease lost, a promotion tried again.
+        # A job's end, a waiting deployment, a lease failure, a repeated promotion.
         emulator.plan_fault("deployments", "status", status=409, message=f"wait, {KEY}")
         emulator.plan_fault("hot_load", "status", status=400, message=f"for {KEY}", after=1)
         emulator.plan_fault("promote", "status", status=400, message=f"for {KEY}")
@@ -131,7 +131,7 @@ def test_a_planted_key_leaves_no_trace_of_dedicated_training(
 def check_no_trace(folder: Path, *commands: "subprocess.CompletedProcess[str]") -> None:
     for command in commands:
         assert KEY not in command.stdout + command.stderr
-    # Histories are in the server's database, logs and state beside it, the run's files in runs/.
+    # Histories are in the server's database, logs and state next to it, the run's files in runs/.
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {"temporal.db", "ledger", "survives"} <= _names(files)
     assert [str(path) for path in files if KEY.encode() in path.read_bytes()] == []

@@ -1,6 +1,6 @@
 """The command `everburn`: one file per command, and what commands share.
 
-app reads the command line. run, resume, fork, verify, calibrate, reap, worker, status, doctor and
+app parses the command line. run, resume, fork, verify, calibrate, reap, worker, status, doctor and
 dry_run are commands; run_file, preflight, live_checks, runs, stale_code, progress, report and
-terminal are what they share. Doesn't own the local stack (stack/) or HUD's commands (hud/).
+terminal are shared. Doesn't own the local stack (stack/) or HUD's commands (hud/).
 """

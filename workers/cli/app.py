@@ -1,14 +1,15 @@
-"""The command line `everburn`: its commands, their options, and what they print first.
+"""The command line `everburn`: its commands and their options.
 
-Each command is a few lines over a module of its own noun; heavy imports happen inside the command
-that needs them, so that an orchestrator worker stays light. Expected problems are UserErrors, or a
-store's; they end here, as one line and an exit code.
+Each command is a few lines that call its own module. Heavy imports happen inside the command that
+needs them, so that an orchestrator worker stays light. Expected problems are UserErrors and
+StoreErrors; they end here, as one line and an exit code.
 """
 
 import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from everburn.records.store import StoreError
 from everburn.secrets import redacted
 from workers.cli.terminal import console, print_line, say
 from workers.connection import DEFAULT_NAMESPACE
-from workers.environment import BUILD_ID_ENV, intruders
+from workers.environment import BUILD_ID_ENV, shadowed_packages
 from workers.errors import BadInputError, UserError
 from workers.exits import exit_code, leave
 from workers.hud import cli as hud_cli
@@ -45,65 +46,65 @@ Address = Annotated[
     typer.Option(
         envvar="TEMPORAL_ADDRESS",
         metavar="HOST:PORT",
-        help="Of a Temporal server; by default the one of this folder's stack.",
+        help="Temporal server address (default: this folder's local stack).",
     ),
 ]
-Namespace = Annotated[str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="On that server.")]
+Namespace = Annotated[str, typer.Option(envvar="TEMPORAL_NAMESPACE", help="Temporal namespace.")]
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="By default the one that is open, else the newest."),
+    typer.Argument(metavar="[RUN]", help="Run id (default: the open run, else the newest)."),
 ]
 RunFolder = Annotated[
-    str, typer.Argument(metavar="RUN", help="Its id below ./runs, or its folder or URL.")
+    str, typer.Argument(metavar="RUN", help="Run id in ./runs, or the run's folder or URL.")
 ]
-TemporalPort = Annotated[
-    int | None,
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration file.")]
+Assignments = Annotated[
+    list[str] | None,
     typer.Option(
-        "--port", min=1, max=65535, metavar="PORT", help="Of the Temporal server; usually 7233."
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change a configuration field, for example epochs=2; repeatable.",
     ),
 ]
-UiPort = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, metavar="PORT", help="Of the Temporal UI; usually 8233."),
+RunId = Annotated[
+    str | None,
+    typer.Option("--id", metavar="ID", help="Id of the new run (default: name and time)."),
 ]
-EmulatorPort = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, metavar="PORT", help="Of the emulator; usually 8780."),
+Ended = Annotated[
+    bool,
+    typer.Option(
+        "--ended", help="Confirm that the run has ended if neither its folder nor a server says so."
+    ),
 ]
+_Port = partial(typer.Option, min=1, max=65535, metavar="PORT")
+TemporalPort = Annotated[
+    int | None, _Port("--port", help="Port of the Temporal server (default: 7233 if free).")
+]
+UiPort = Annotated[int | None, _Port(help="Port of the Temporal UI (default: 8233 if free).")]
+EmulatorPort = Annotated[int | None, _Port(help="Port of the emulator (default: 8780 if free).")]
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's JSON file.")],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Change a field, for example epochs=2; repeatable."
-        ),
-    ] = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option("--id", metavar="ID", help="By default the file's name and the time."),
-    ] = None,
+    config: ConfigFile,
+    assignments: Assignments = None,
+    run_id: RunId = None,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
     port: TemporalPort = None,
     ui_port: UiPort = None,
     emulator_port: EmulatorPort = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the run would do, and do none of it.")
+        bool, typer.Option("--dry-run", help="Print what the run would do, and start nothing.")
     ] = False,
 ) -> None:
-    """Train: start what isn't running, start the run, and stay until it has ended.
+    """Train: start the local stack if necessary, start the run, and follow it until it ends.
 
-    With --address nothing is started: that server and its workers do the work.
+    With --address, that server and its workers do the work; nothing else is started.
     """
-    from workers.cli.preflight import check_local, make_base_model
-    from workers.cli.run import Launch, stay_with
+    from workers.cli.preflight import prepare_local
+    from workers.cli.run import Launch, attach_or_connect, run_to_end
     from workers.cli.run_file import load_run_file
-    from workers.connection import Server
-    from workers.signals import sigterm_interrupts
-    from workers.stack.attachment import Stack
     from workers.stack.ports import PortWishes
 
     here = Path.cwd()
@@ -116,69 +117,50 @@ def run(
         for line in describe_run(file, run_id):
             say(line)
         return
-    if address is not None:
-        server = Server(address, namespace)
-        raise typer.Exit(stay_with(Launch(file, run_id, server)))
-    check_local(file.config, here)
-    with sigterm_interrupts():
-        make_base_model(file.config, here)
-        with Stack.attach(here, PortWishes(port, ui_port, emulator_port), say) as stack:
-            server = Server.of_stack(stack.state)
-            code = stay_with(Launch(file, run_id, server, stack.news), stack)
-    raise typer.Exit(code)
+    if address is None:
+        prepare_local(file.config, here)
+    attach_or_connect(
+        address,
+        lambda server, stack: run_to_end(Launch(file, run_id, server), stack),
+        namespace,
+        PortWishes(port, ui_port, emulator_port),
+    )
 
 
 @app.command()
 def resume(
     run: RunFolder = "latest",
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
-    ] = None,
-    ended: Annotated[
-        bool,
-        typer.Option(
-            "--ended", help="The run has ended, although neither its folder nor its server says so."
-        ),
-    ] = False,
+    assignments: Assignments = None,
+    ended: Ended = False,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
     """Continue a run that has ended: its weights, optimizer, rows and untrained groups.
 
-    A run that hasn't ended continues by itself while its server and workers are up: then this
+    A run that hasn't ended continues by itself while its server and workers are up; then this
     command only follows it.
     """
     import time
 
     from workers.cli.resume import ended_run, is_running, resumed_state
-    from workers.cli.run import Launch, stay_with
+    from workers.cli.run import Launch, attach_or_connect, run_to_end
     from workers.cli.runs import require_ended
-    from workers.connection import Server
-    from workers.signals import sigterm_interrupts
-    from workers.stack.attachment import Stack
     from workers.stack.folder import StackFolder
-    from workers.stack.ports import PortWishes
 
     found, file, checkpoint = ended_run(run, assignments or [], Path.cwd())
 
-    def go_on(server: Server, stack: "Stack | None" = None) -> int:
-        news = stack.news if stack is not None else list
+    def follow_or_resume(server: "Server", stack: "Stack | None") -> int:
         if asyncio.run(is_running(server, found, changes=bool(assignments), ended=ended)):
-            say(f"run {found.id} hasn't ended: it goes on, and Ctrl-C asks it to stop")
-            return stay_with(Launch(file, found.id, server, news, follows=True), stack)
-        # Only now: until its end a run adds to its folder.
+            say(f"run {found.id} hasn't ended and continues; Ctrl-C asks it to stop")
+            return run_to_end(Launch(file, found.id, server, follows=True), stack)
+        # Only now: a run adds to its folder until its end.
         state = resumed_state(found, file.config, time.time(), checkpoint)
-        return stay_with(Launch(file, found.id, server, news, state, goes_on=True), stack)
+        return run_to_end(Launch(file, found.id, server, state=state, resumes=True), stack)
 
-    if address is not None:
-        raise typer.Exit(go_on(Server(address, namespace)))
-    if not StackFolder(Path.cwd()).database.exists():
-        # No stack of this folder can have the run: it is refused before one is started.
+    if address is None and not StackFolder(Path.cwd()).database.exists():
+        # This folder's stack can't have the run: check before starting one.
         asyncio.run(require_ended(found, None, ended=ended))
-    with sigterm_interrupts(), Stack.attach(Path.cwd(), PortWishes(), say) as stack:
-        code = go_on(Server.of_stack(stack.state), stack)
-    raise typer.Exit(code)
+    attach_or_connect(address, follow_or_resume, namespace)
 
 
 @app.command()
@@ -186,48 +168,33 @@ def fork(
     run: RunFolder,
     step: Annotated[
         int,
-        typer.Option("--at-step", min=0, metavar="K", help="Begin from the state after step K."),
+        typer.Option("--at-step", min=0, metavar="K", help="Start from the state after step K."),
     ],
-    run_id: Annotated[
-        str | None,
-        typer.Option("--id", metavar="ID", help="Of the new run; by default by step and time."),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
-    ] = None,
+    run_id: RunId = None,
+    assignments: Assignments = None,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
     """Start a new run from the state that a run, ended or running, had after a step."""
     from workers.cli.fork import plan_fork
-    from workers.cli.run import Launch, check_id_is_free, stay_with
-    from workers.connection import Server
-    from workers.signals import sigterm_interrupts
-    from workers.stack.attachment import Stack
-    from workers.stack.ports import PortWishes
+    from workers.cli.run import Launch, attach_or_connect, check_id_is_free, run_to_end
 
     plan = plan_fork(run, step, run_id, assignments or [], Path.cwd())
 
-    def start(server: Server, stack: "Stack | None" = None) -> int:
+    def start(server: "Server", stack: "Stack | None") -> int:
         asyncio.run(check_id_is_free(server, plan.run.id))
         state = plan.make()
-        say(f"forked from {plan.origin}: {len(state.queue.groups)} untrained groups come along")
-        news = stack.news if stack is not None else list
-        return stay_with(Launch(plan.file, plan.run.id, server, news, state), stack)
+        say(f"forked from {plan.origin} with {len(state.queue.groups)} untrained groups")
+        return run_to_end(Launch(plan.file, plan.run.id, server, state=state), stack)
 
-    if address is not None:
-        raise typer.Exit(start(Server(address, namespace)))
-    with sigterm_interrupts(), Stack.attach(Path.cwd(), PortWishes(), say) as stack:
-        code = start(Server.of_stack(stack.state), stack)
-    raise typer.Exit(code)
+    attach_or_connect(address, start, namespace)
 
 
 @app.command()
 def dev(
     port: TemporalPort = None, ui_port: UiPort = None, emulator_port: EmulatorPort = None
 ) -> None:
-    """Keep a local stack up: Temporal, the emulator and three workers, until Ctrl-C."""
+    """Run a local stack until Ctrl-C: Temporal, the emulator and three workers."""
     from workers.signals import sigterm_interrupts
     from workers.stack.attachment import Stack
     from workers.stack.ports import PortWishes
@@ -246,7 +213,7 @@ def dev(
 def status(
     run: RunArgument = None, address: Address = None, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> None:
-    """Show where a run is."""
+    """Show the progress of a run."""
     from workers.cli.status import show_run
 
     at_server(address, namespace, lambda server: show_run(server, run, console))
@@ -256,7 +223,8 @@ def status(
 def stop(
     run: RunArgument = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Await rollouts in flight instead of cancelling them.")
+        bool,
+        typer.Option("--drain", help="Wait for rollouts in flight instead of cancelling them."),
     ] = False,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
@@ -269,20 +237,18 @@ def stop(
 
 @app.command("list")
 def list_runs(address: Address = None, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
-    """List the runs, the newest first."""
+    """List runs, newest first."""
     from workers.cli.status import show_runs
 
     at_server(address, namespace, lambda server: show_runs(server, console))
 
 
 @app.command()
-def verify(
-    run: RunFolder = "latest",
-) -> None:
+def verify(run: RunFolder = "latest") -> None:
     """Re-execute a run's ledger on a fresh trainer, and compare weights bit for bit.
 
-    Also checks that each row has one fate, that each group was submitted once, and that every
-    recorded file is as it was recorded. Says what couldn't be compared.
+    Also checks that each row has one outcome, that each group was submitted once, and that no
+    recorded file has changed. Prints what couldn't be compared.
     """
     from workers.cli.run_file import find_run_folder
     from workers.cli.verify import described, verify_run
@@ -298,16 +264,13 @@ def verify(
 
 @app.command()
 def calibrate(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's JSON file.")],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable."),
-    ] = None,
+    config: ConfigFile,
+    assignments: Assignments = None,
     samples: Annotated[int, typer.Option(min=0, help="Completions to print.")] = 4,
 ) -> None:
-    """Roll out one batch from the initial policy, and say whether there is anything to learn.
+    """Sample one batch from the initial policy, and say whether its rewards give a training signal.
 
-    Starts no run, and trains nothing.
+    Starts no run and trains nothing.
     """
     from workers.cli.calibrate import calibrate_here, report, sample_texts
     from workers.cli.run_file import load_run_file
@@ -324,19 +287,13 @@ def calibrate(
 @app.command()
 def reap(
     run: RunFolder = "latest",
-    ended: Annotated[
-        bool,
-        typer.Option(
-            "--ended", help="It has ended, though neither its folder nor a server here says so."
-        ),
-    ] = False,
+    ended: Ended = False,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """End what a run left behind: sandboxes and processes of its rollouts, its trainer job and
-    deployment.
+    """Clean up after a run whose workers are gone: its sandboxes, trainer job and deployment.
 
-    A run does so itself at its end. This is for one whose workers are gone.
+    Other runs clean up by themselves when they end.
     """
     from workers.cli.reap import reap_run
 
@@ -355,7 +312,7 @@ def reap(
 def at_server(
     address: str | None, namespace: str, show: "Callable[[Server], Coroutine[Any, Any, None]]"
 ) -> None:
-    """Show something of the server that the options mean."""
+    """Run `show` with the server at `address`, else with that of this folder's stack."""
     from workers.connection import Server
 
     asyncio.run(show(Server.find(address, namespace, Path.cwd())))
@@ -366,18 +323,20 @@ def worker(
     role: Annotated[Literal["orchestrator", "rollout", "trainer"], typer.Argument()],
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
-    slots: Annotated[int, typer.Option(min=1, help="Rollouts at once, of a rollout worker.")] = 512,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Most rollouts at once in a rollout worker.")
+    ] = 512,
     build: Annotated[
         str | None,
         typer.Option(
             "--build-id",
             envvar=BUILD_ID_ENV,
             metavar="ID",
-            help="Of these workers' code, so that runs can outlive it: see docs/operations.md.",
+            help="Version of this worker's code; see docs/operations.md.",
         ),
     ] = None,
 ) -> None:
-    """Serve a Temporal server until SIGTERM: workflows, user code, or trainer sessions."""
+    """Run a worker until SIGTERM: for workflows, user code, or trainer sessions."""
     from workers.cli.worker import serve
 
     serve(role, address, namespace, slots, Path.cwd(), build or None)
@@ -386,18 +345,20 @@ def worker(
 @app.command()
 def emulator(
     home: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where its checkpoints are kept.")
+        Path, typer.Option(metavar="FOLDER", help="Folder for its checkpoints.")
     ] = Path(".everburn/emulator"),
-    port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT")] = 8780,
+    port: Annotated[int, _Port(help="Port to serve on.")] = 8780,
     enable_faults: Annotated[
-        bool, typer.Option("--enable-faults", help="Let tests plan failures; see docs.")
+        bool, typer.Option("--enable-faults", help="Let clients inject failures, for tests.")
     ] = False,
     worst: Annotated[
         bool,
-        typer.Option("--worst", help="Do the worst that the live service may do, for all we know."),
+        typer.Option(
+            "--worst", help="Assume the worst case where the live service's behavior is unknown."
+        ),
     ] = False,
 ) -> None:
-    """Serve the local Fireworks on 127.0.0.1: no account, no GPU, no network."""
+    """Serve the Fireworks emulator on 127.0.0.1: no account, no GPU, no network."""
     from workers.stack.ports import Wish, choose
 
     choose(Wish("the emulator", port, "--port", asked=port))
@@ -418,51 +379,54 @@ def emulator(
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="Check what this configuration needs.")
+    ] = None,
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
     live: Annotated[
         bool,
-        typer.Option(
-            "--live", help="Ask the service for key, account and model, without spending."
-        ),
+        typer.Option("--live", help="Check key, account and model at the service, free of charge."),
     ] = False,
 ) -> None:
-    """Say what is missing here and how to get it, for CONFIG if one is given."""
-    from workers.cli.doctor import examine
+    """Check this machine, and print what is missing and how to get it."""
+    from workers.cli.doctor import findings
+    from workers.connection import Server
 
     if live and config is None:
-        raise BadInputError("--live asks for what a run needs: name its CONFIG")
-    raise typer.Exit(examine(Path.cwd(), config, address, namespace, console, live=live))
+        raise BadInputError("--live checks what a run needs: give its CONFIG")
+    server = None if address is None else Server(address, namespace)
+    missing = False
+    for finding in findings(Path.cwd(), config, server, live=live):
+        say(str(finding))
+        missing = missing or finding.verdict == "missing"
+    raise typer.Exit(int(missing))
 
 
 def main() -> None:
-    """The process of a command."""
+    """Run a command and end the process."""
     try:
         run_command()
-    except SystemExit as ending:
-        leave(exit_code(ending))
+    except SystemExit as error:
+        leave(exit_code(error))
     leave(0)
 
 
 def run_command() -> None:
-    """Run what the arguments say; ends by SystemExit."""
-    found = intruders()
-    if found and sys.argv[1:2] != ["doctor"]:
-        # Some of their modules would be taken for ours, and some not.
-        for name, text in found.items():
+    """Run the command in the arguments; ends with SystemExit."""
+    shadowed = shadowed_packages()
+    if shadowed and sys.argv[1:2] != ["doctor"]:
+        # A command would import a mixture of their modules and ours.
+        for name, text in shadowed.items():
             complain(f"package {name}: {text}")
         sys.exit(UserError.exit_code)
     try:
         app(prog_name="everburn")
-    except UserError as error:
+    except (UserError, StoreError) as error:
         complain(str(error))
-        sys.exit(error.exit_code)
-    except StoreError as error:
-        complain(str(error))
-        sys.exit(UserError.exit_code)
+        sys.exit(error.exit_code if isinstance(error, UserError) else UserError.exit_code)
     except ImportError as error:
-        complain(f"{error}: this environment lacks something; `everburn doctor` says what")
+        complain(f"{error}: this environment lacks a package; `everburn doctor` says which")
         sys.exit(UserError.exit_code)
 
 

@@ -1,7 +1,7 @@
-"""`everburn calibrate`: one batch from the initial policy, here and now, without a run.
+"""`everburn calibrate`: one batch from the initial policy, without a run.
 
-Owns where it samples (on the emulator: the stack's, else one of its own) and how it reads. Doesn't
-own the figures (everburn/rollouts/calibration.py).
+Owns where it samples (on the emulator: the stack's, else a temporary one) and the printed report.
+Doesn't own the figures (everburn/rollouts/calibration.py).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from everburn.config import RunConfig
 from everburn.records.ids import RunRef
 from everburn.rollouts.calibration import Calibration, CalibrationFailedError, Rollout, calibrate
 from everburn.trainers.backends import on_shared_emulator
-from workers.cli.preflight import check_local, make_base_model
+from workers.cli.preflight import prepare_local
 from workers.environment import imports_from
 from workers.errors import UserError
 from workers.stack.folder import StackFolder
@@ -21,25 +21,24 @@ from workers.stack.temporary_emulator import temporary_emulator
 
 
 def calibrate_here(config: RunConfig, folder: Path) -> Calibration:
-    """Sample a batch; its rollouts and its trainer session are gone afterwards.
+    """Sample a batch; its rollouts and its trainer session aren't kept.
 
     Raises:
-        BadInputError: something that the run needs isn't here.
-        UserError: rollouts failed, or no session was to be had.
+        BadInputError: a dataset file, the API key or the base model is missing.
+        UserError: rollouts failed, or no session was available.
     """
-    check_local(config, folder)
-    make_base_model(config, folder)
+    prepare_local(config, folder)
     if config.dedicated and not config.local:
         raise UserError(
-            "calibration doesn't make a trainer job and a deployment for one batch: calibrate with "
-            "--set backend=serverless, where the same base model is to be had there"
+            "calibration doesn't provision a trainer job and a deployment for one batch: calibrate "
+            "with --set backend=serverless if it offers the same base model"
         )
     if config.dedicated:
         config = on_shared_emulator(config)
     own = config.local and config.base_url is None
     emulator = temporary_emulator(StackFolder(folder)) if own else nullcontext()
-    spare = tempfile.TemporaryDirectory(prefix="everburn-calibration-")
-    with imports_from(folder), emulator, spare as store:
+    folder_of_run = tempfile.TemporaryDirectory(prefix="everburn-calibration-")
+    with imports_from(folder), emulator, folder_of_run as store:
         return asyncio.run(_calibrate(RunRef(store=store, id="calibration"), config))
 
 
@@ -66,21 +65,21 @@ async def _calibrate(run: RunRef, config: RunConfig) -> Calibration:
 
 
 def report(calibration: Calibration) -> list[str]:
-    """The figures, and what to change, as lines."""
+    """Lines with the figures, and what to change."""
     rollouts, tokens = calibration.rollouts, calibration.output_tokens
     lines = [
         f"{len(calibration.groups)} rows x {calibration.config.completions_per_prompt} completions "
         "from the initial policy",
-        f"  completed           {len(rollouts)}/{calibration.asked}{_losses(calibration)}",
+        f"  completed           {len(rollouts)}/{calibration.asked}{_missing(calibration)}",
     ]
     if rollouts:
         lines += [
-            f"  reward              {calibration.reward_mean:.3f} in the mean",
+            f"  reward              {calibration.reward_mean:.3f} on average",
             f"  within groups       {calibration.reward_std_within_group:.3f} standard deviation "
-            "in the mean",
+            "on average",
             f"  flat groups         {calibration.flat_groups}/{len(calibration.groups)}",
             f"  at the token limit  {calibration.at_token_limit}/{len(rollouts)}",
-            f"  output tokens       {sum(tokens) / len(tokens):.1f} in the mean, {max(tokens)} at "
+            f"  output tokens       {sum(tokens) / len(tokens):.1f} on average, {max(tokens)} at "
             "most",
         ]
     advice = calibration.advice()
@@ -92,7 +91,7 @@ def report(calibration: Calibration) -> list[str]:
 
 
 def sample_texts(rollouts: list[Rollout]) -> list[str]:
-    """Whole completions, each with its reward and length."""
+    """Complete answers, each with its reward and length."""
     return [
         f"--- reward={rollout.reward:.2f} output_tokens={rollout.record.output_tokens}\n"
         f"{rollout.record.answer.strip()}"
@@ -100,7 +99,7 @@ def sample_texts(rollouts: list[Rollout]) -> list[str]:
     ]
 
 
-def _losses(calibration: Calibration) -> str:
+def _missing(calibration: Calibration) -> str:
     parts = []
     if calibration.failures:
         parts.append(f"{len(calibration.failures)} failed, the first: {calibration.failures[0]}")

@@ -1,6 +1,6 @@
-"""`everburn doctor`: what a machine needs to run Everburn, checked one by one.
+"""`everburn doctor`: checks of what a machine needs to run Everburn.
 
-Each check says how to mend what it finds. Nothing is started and nothing is changed.
+Each check says how to fix a problem. Nothing is started or changed.
 """
 
 import asyncio
@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from everburn.config import RunConfig
 from everburn.records.store import ArtifactStore
 from everburn.trainers.backends import MissingKeyError, api_key
 from workers import dotenv
-from workers.cli.run_file import RunFile, load_run_file, missing_datasets
+from workers.cli.run_file import load_run_file, missing_datasets
 from workers.connection import Server
-from workers.environment import OUR_FOLDER, OUR_PACKAGES, intruders
+from workers.environment import OUR_FOLDER, OUR_PACKAGES, shadowed_packages
 from workers.errors import UserError
 from workers.stack.folder import StackFolder
 from workers.stack.ports import PortWishes, is_free, occupant
@@ -30,61 +28,37 @@ from workers.stack.temporal_server import binary_version, find_binary
 
 PYTHONS = ((3, 11), (3, 12))
 NEEDED_DISK = 2.0
-"""GB: a base model, histories and rollouts of some runs."""
+"""GB: a base model, and histories and rollouts of some runs."""
 
 Verdict = Literal["ok", "note", "missing"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. `missing` makes the examination fail; a `note` is worth knowing."""
+    """The result of a check. `missing` makes the command fail; a `note` doesn't."""
 
     verdict: Verdict
     subject: str
     text: str
 
-
-def examine(
-    folder: Path,
-    config: Path | None,
-    address: str | None,
-    namespace: str,
-    console: Console,
-    *,
-    live: bool = False,
-) -> int:
-    """Print all findings, with `live` those of the service too; 1 if something is missing, else
-    0."""
-    missing = False
-    for finding in findings(folder, config, address, namespace, live=live):
-        missing = missing or finding.verdict == "missing"
-        console.print(
-            f"{finding.verdict:8}{finding.subject}: {finding.text}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-    return 1 if missing else 0
+    def __str__(self) -> str:
+        return f"{self.verdict:8}{self.subject}: {self.text}"
 
 
 def findings(
-    folder: Path,
-    config: Path | None,
-    address: str | None,
-    namespace: str,
-    *,
-    live: bool = False,
+    folder: Path, config: Path | None, server: Server | None, *, live: bool = False
 ) -> Iterator[Finding]:
+    """All checks. live: ask the service too."""
     yield check_python()
     yield from check_packages()
-    if intruders():
-        return  # nothing else could be trusted
+    if shadowed_packages():
+        return  # other checks might use a shadowing package
     yield check_temporal()
     yield from check_ports(folder)
     yield check_disk(folder)
     yield check_torch()
-    if address is not None:
-        yield asyncio.run(check_server(Server(address, namespace)))
+    if server is not None:
+        yield asyncio.run(check_server(server))
     if config is not None:
         yield from check_run(config, folder, live=live)
 
@@ -93,11 +67,13 @@ def check_python() -> Finding:
     version = platform.python_version()
     if sys.version_info[:2] in PYTHONS:
         return Finding("ok", "Python", f"{version} at {sys.executable}")
-    return Finding("missing", "Python", f"{version}: make the environment with 3.11 or 3.12")
+    return Finding(
+        "missing", "Python", f"{version}: create the environment with Python 3.11 or 3.12"
+    )
 
 
 def check_packages() -> Iterator[Finding]:
-    found = intruders()
+    found = shadowed_packages()
     for name in OUR_PACKAGES:
         if name in found:
             yield Finding("missing", f"package {name}", found[name])
@@ -128,7 +104,7 @@ def check_ports(folder: Path) -> Iterator[Finding]:
             yield Finding(
                 "note",
                 subject,
-                f"in use by {by}: {wish.purpose} will take another, or {wish.option}",
+                f"in use by {by}: {wish.purpose} will use another, or that of {wish.option}",
             )
 
 
@@ -137,7 +113,9 @@ def check_disk(folder: Path) -> Finding:
     if free >= NEEDED_DISK:
         return Finding("ok", "disk", f"{free:.0f} GB free at {folder}")
     return Finding(
-        "missing", "disk", f"{free:.1f} GB free at {folder}, {NEEDED_DISK:.0f} GB needed: make room"
+        "missing",
+        "disk",
+        f"{free:.1f} GB free at {folder}, {NEEDED_DISK:.0f} GB needed: free some space",
     )
 
 
@@ -173,7 +151,8 @@ def check_run(path: Path, folder: Path, *, live: bool = False) -> Iterator[Findi
         return
     yield Finding("ok", "configuration", str(path))
     yield from (Finding("note", "configuration", text) for text in file.config.warnings())
-    yield from _check_datasets(file)
+    for path_of_dataset in missing_datasets(file.config):
+        yield Finding("missing", "dataset", f"there is no file {path_of_dataset}")
     yield check_store(file.config)
     yield _check_key(file.config)
     if live:
@@ -182,13 +161,8 @@ def check_run(path: Path, folder: Path, *, live: bool = False) -> Iterator[Findi
         yield from (Finding(*answer) for answer in live_answers(file.config))
 
 
-def _check_datasets(file: RunFile) -> Iterator[Finding]:
-    for missing in missing_datasets(file.config):
-        yield Finding("missing", "dataset", f"there is no file {missing}")
-
-
 def check_store(config: RunConfig) -> Finding:
-    """Whether this environment has what the store's URL needs; asks nobody."""
+    """Check that this environment supports the store's URL; sends no request."""
     try:
         ArtifactStore(config.store)
     except (ValueError, ImportError) as error:

@@ -1,8 +1,7 @@
-"""`everburn run --dry-run`: everything a run would do, in numbers, without doing any of it.
+"""`everburn run --dry-run`: what a run would do, in numbers.
 
 Reads the configuration, resolves its names and reads its rows, as a worker would. Needs no key, no
-server and no model; writes nothing. Doesn't own the rules it applies: batches, schedules and
-admission have modules of their own.
+server and no model; writes nothing. Doesn't own the rules of batches, schedules and admission.
 """
 
 import math
@@ -20,11 +19,11 @@ from workers.errors import BadInputError
 
 Line = tuple[str, str]
 MAX_NAMES = 6
-"""Checkpoints that are named one by one."""
+"""Above this number, checkpoint names are abbreviated."""
 
 
 def describe_run(file: RunFile, run_id: str | None) -> list[str]:
-    """The run in words, one fact a line.
+    """The run, one fact per line.
 
     Raises:
         BadInputError: a name doesn't resolve, or rows can't be read.
@@ -70,7 +69,10 @@ def _provisioning(config: RunConfig, steps: int, made_as: str) -> Iterator[Line]
         yield from _deployment(config, made_as)
         trainer, deployment = config.trainer_provisioning, config.deployment_provisioning
         if not (trainer.job_id and deployment.deployment_id):
-            yield "", "provisioning.json in the run's folder has both ids before anything is made"
+            yield (
+                "",
+                "provisioning.json in the run's folder has both ids before anything is created",
+            )
         yield "hotloads", f"{steps + 1}, one for each policy version"
     else:
         yield (
@@ -97,7 +99,7 @@ def _trainer_job(config: RunConfig, made_as: str) -> Iterator[Line]:
         yield "", chosen
     yield (
         "",
-        f"waited for {_duration(wish.pending_timeout)} until there is capacity, then "
+        f"waits up to {_duration(wish.pending_timeout)} for capacity, then up to "
         f"{_duration(wish.ready_timeout)} until it is ready; stopped by the service after "
         f"{_duration(wish.inactivity_timeout)} without a session",
     )
@@ -120,24 +122,24 @@ def _deployment(config: RunConfig, made_as: str) -> Iterator[Line]:
             transition_type=wish.transition_type or "the service's",
         ),
     )
-    yield "", f"new weights are waited for {_duration(wish.hotload_timeout)}"
+    yield "", f"waits up to {_duration(wish.hotload_timeout)} for new weights"
 
 
 def _provision(given: str | None, made_as: str, cleanup: str) -> str:
     if given is not None:
-        return f"{given}, which is there already and stays"
-    return f"made for the run as {made_as}; at its end: {cleanup.replace('_', ' ')}"
+        return f"{given}, which exists already and is kept"
+    return f"created for the run as {made_as}; at its end: {cleanup.replace('_', ' ')}"
 
 
 def _chosen(**choices: object) -> str:
-    """Fields as they are named in the configuration; None is left out."""
+    """Fields by their configuration names, without those that are None."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in choices.items() if value is not None
     )
 
 
 def _duration(seconds: float) -> str:
-    """As a person says it: `48 h`, `10 min`, `90 s`."""
+    """`48 h`, `10 min`, `90 s`."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
@@ -167,7 +169,7 @@ def _rollouts(config: RunConfig, total: int, steps: int) -> Iterator[Line]:
     yield (
         "tokens",
         f"at most {most:,} sampled, {config.max_completion_tokens:,} per sampling call, if each "
-        "completion makes one call; prompts come on top",
+        "completion makes one call, plus prompts",
     )
     window = (config.max_head_offpolicy_versions + 1) * batch
     limit = config.max_concurrency_rollout_sample

@@ -1,7 +1,7 @@
-"""`everburn fork`: a new run from the state that another had after one of its steps.
+"""`everburn fork`: a new run from the state that another run had after one of its steps.
 
-Owns the checks before anything starts, and the new run's folder. Doesn't own what is copied there
-(everburn/records/forks.py), nor the state that is rebuilt from it (resume.py).
+Owns the checks before the start, and the new run's folder. Doesn't own the copied records
+(everburn/records/forks.py) or the state rebuilt from them (resume.py).
 """
 
 import time
@@ -23,24 +23,24 @@ from workflows.run.state import RunState
 
 @dataclass(frozen=True)
 class Fork:
-    """A fork that can be made: `run` from `origin`, as `file` configures it."""
+    """A checked fork: `run` starts from `origin` with the configuration `file`."""
 
     origin: Origin
     run: RunRef
     file: RunFile
 
     def make(self) -> RunState:
-        """Fill the new run's folder; the state from which the run begins.
+        """Fill the new run's folder; returns the state from which the run starts.
 
         Raises:
-            UserError: a file of the old run is missing or has changed, or can't be written.
+            UserError: a file of the old run is missing or has changed, or can't be copied.
         """
         try:
             copy_past(self.origin, self.run, self.file.config, time.time())
         except (StoreError, FileNotFoundError) as error:
             raise UserError(
-                f"{self.origin} can't be copied: {error}. What was copied so far is in "
-                f"{self.run.folder}: remove it before you try again"
+                f"{self.origin} can't be copied: {error}. Remove the incomplete copy in "
+                f"{self.run.folder} before you try again"
             ) from None
         state = resumed_state(self.run, self.file.config, time.time())
         note_taken_over(state, self.origin.run, self.file.config, self.origin.step)
@@ -52,12 +52,12 @@ def plan_fork(
 ) -> Fork:
     """Check what a fork needs; changes nothing.
 
-    name: of the run, which may be running. step: the state after it is begun from. run_id: of the
-    new run, by default a new one. assignments: of the configuration.
+    name: the run to fork, ended or running. step: start from the state after it. run_id: of the new
+    run; None for a new id. assignments: changes of the configuration.
 
     Raises:
-        BadInputError: there is no such run or step, the id is taken, or an assignment changes what
-            can't change.
+        BadInputError: there is no such run or step, the id is in use, or a changed field can't
+            change.
     """
     source, config = known_run(name, folder, step)
     values = config.model_dump(mode="json")
@@ -74,8 +74,6 @@ def plan_fork(
     run = RunRef(store=source.store, id=check_run_id(run_id))
     target = ArtifactStore.of(run)
     if target.exists(""):
-        raise BadInputError(
-            f"{run.folder} is there already: choose another --id, or move the folder away"
-        )
+        raise BadInputError(f"{run.folder} exists already: choose another --id, or move the folder")
     origin = Origin(run=source, step=step, changes=changed_fields(config, changed))
     return Fork(origin, run, RunFile(run.id, changed.model_dump(mode="json"), changed))

@@ -1,7 +1,7 @@
-"""`everburn doctor --live`: what a run needs of the service, asked without spending.
+"""`everburn doctor --live`: what a run needs from the service, checked free of charge.
 
-Asks the control plane only: no session is opened, nothing is sampled or trained. Doesn't own how
-findings are shown (doctor.py).
+Sends requests to the control plane only: opens no session, samples and trains nothing. Doesn't own
+how findings are shown (doctor.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -28,8 +28,7 @@ Answer = tuple[Verdict, str, str]
 
 
 def live_answers(config: RunConfig) -> Iterator[Answer]:
-    """Key, account, model, training shape and tokenizer, and that the promoted model's id is
-    free."""
+    """Check key, account, models, training shape and tokenizer."""
     try:
         key, url = api_key(config), control_url(config)
         check_reachable(url)
@@ -56,7 +55,7 @@ def _asked(config: RunConfig, subject: str, ask: Callable[[], str]) -> Answer:
     try:
         return "ok", subject, ask()
     except Exception as error:
-        # Whatever it is, it is the answer; the table knows what to do about a refused key.
+        # Each error is a finding; `translated` knows what to do about a rejected key.
         found = translated(error, subject, config.api_key_env, opening=True)
         return "missing", subject, str(found).removeprefix(f"{subject}: ")
 
@@ -64,8 +63,8 @@ def _asked(config: RunConfig, subject: str, ask: Callable[[], str]) -> Answer:
 def _model(control: "FireworksClient", name: str) -> str:
     if not model_exists(control, name):
         raise LookupError(
-            f"there is no model {name}, or this account may not see it: base_model is "
-            "accounts/fireworks/models/<id> for Fireworks' own"
+            f"there is no model {name}, or this account has no access: Fireworks' own models are "
+            "accounts/fireworks/models/<id>"
         )
     return name
 

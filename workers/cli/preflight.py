@@ -1,7 +1,7 @@
-"""What a run on the local stack needs before anything is started.
+"""Checks of a run on the local stack before anything is started.
 
-The workers check all of it again (everburn/rollouts/task.py); here it is checked because on one
-machine the answer is known at once, not after a server has started.
+The workers check the same (everburn/rollouts/task.py); on one machine the answer is known before a
+server has started.
 """
 
 from pathlib import Path
@@ -12,10 +12,17 @@ from workers import dotenv
 from workers.cli.run_file import missing_datasets
 from workers.environment import imports_from
 from workers.errors import BadInputError
+from workers.signals import sigterm_interrupts
 
 
-def check_local(config: RunConfig, folder: Path) -> None:
-    """Raises BadInputError: a dataset file isn't there, or no API key."""
+def prepare_local(config: RunConfig, folder: Path) -> None:
+    """Check datasets and API key, and train the emulator's base model at its first use.
+
+    folder: a base model's recipe of the user is imported from here.
+
+    Raises:
+        BadInputError: a dataset file, the API key or the base model is missing.
+    """
     missing = missing_datasets(config)
     if missing:
         raise BadInputError("there is no dataset file " + " and no ".join(missing))
@@ -24,22 +31,12 @@ def check_local(config: RunConfig, folder: Path) -> None:
         api_key(config)
     except MissingKeyError as error:
         raise BadInputError(str(error)) from None
-
-
-def make_base_model(config: RunConfig, folder: Path) -> None:
-    """Make the emulator's base model on its first use: it takes a while, and shows how far it is.
-
-    folder: where a recipe that the run brings along is imported from.
-
-    Raises:
-        BadInputError: the emulator has no such model.
-    """
     if not config.local or config.base_url is not None:
         return
     from everburn.emulator.models import base_model
 
     try:
-        with imports_from(folder):
+        with sigterm_interrupts(), imports_from(folder):
             base_model.ensure(config.base_model)
     except base_model.UnknownBaseModel as error:
         raise BadInputError(str(error)) from None

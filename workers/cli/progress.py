@@ -1,11 +1,12 @@
-"""A run's progress for the person who waits: live on a terminal, occasional lines elsewhere.
+"""A run's progress: live on a terminal, occasional lines elsewhere.
 
-Owns how a status reads. Doesn't own where statuses come from (run.py).
+Owns the text of a status. Doesn't own where statuses come from (run.py).
 """
 
 import time
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,42 +19,37 @@ from workers.cli.terminal import print_line
 from workflows.messages import Status
 
 LINE_INTERVAL = 5.0
-"""Seconds between lines about steps, in a log that somebody reads later."""
+"""Seconds between lines about steps."""
 SILENCE = 60.0
-"""Seconds after which a line is due though nothing has changed."""
+"""Seconds after which a line is printed even if nothing has changed."""
 
 
 class Progress(Protocol):
-    """Where progress is shown; open from `__enter__` to `__exit__`."""
-
     def show(self, status: Status) -> None: ...
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+        """Print a line that stays."""
 
 
-def progress_on(console: Console) -> "LiveProgress | LineProgress":
-    return LiveProgress(console) if console.is_terminal else LineProgress(console)
+@contextmanager
+def progress_on(console: Console) -> Iterator[Progress]:
+    """Show progress on `console` for the duration of the block."""
+    if not console.is_terminal:
+        yield LineProgress(console)
+        return
+    with Live(Text("starting"), console=console, refresh_per_second=4, transient=True) as live:
+        yield LiveProgress(console, live)
 
 
 def eta(status: Status) -> float | None:
-    """Seconds until the last step, at the pace of the latest."""
+    """Seconds until the end of the last step, at the speed of the latest."""
     if status.step_seconds is None or status.total_steps <= status.step:
         return None
     return (status.total_steps - status.step) * status.step_seconds
 
 
 def facts(status: Status) -> list[str]:
-    """What there is to say besides steps and time."""
+    """Short facts besides steps and time."""
     found = [f"policy v{status.version}"]
     if status.reward is not None:
         found.insert(0, f"reward {status.reward:.3f}")
@@ -63,19 +59,19 @@ def facts(status: Status) -> list[str]:
 
 
 def time_left(status: Status) -> str:
-    """`about 0:42 left`, or nothing where it isn't known."""
+    """`about 0:42 left`, or empty if unknown."""
     seconds = eta(status)
     return "" if seconds is None else f"about {duration(seconds)} left"
 
 
 def activity(status: Status) -> str:
-    """What the run does, and what it waits for."""
+    """The run's phase, and what it waits for."""
     waits = f" · waits for {status.waiting_for}" if status.waiting_for else ""
     return f"{status.phase}{waits}"
 
 
 class LineProgress:
-    """Lines for logs and pipes: when the phase outside of steps changes, and now and then."""
+    """Lines for logs and pipes: for each change of phase outside of steps, and at intervals."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -83,7 +79,7 @@ class LineProgress:
         self._at = float("-inf")
 
     def show(self, status: Status) -> None:
-        # Within a step, phases follow each other several times a second.
+        # Within a step, the phase changes several times a second.
         phase = "" if status.phase.startswith("step ") else status.phase
         since, news = time.monotonic() - self._at, (status.step, phase)
         changed = self._shown is None or news[1] != self._shown[1] or since > LINE_INTERVAL
@@ -97,42 +93,19 @@ class LineProgress:
     def say(self, text: str) -> None:
         print_line(self._console, text)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
 
 class LiveProgress:
-    """Three lines that are drawn anew in place."""
+    """Three lines, redrawn in place."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, live: Live) -> None:
         self._console = console
-        self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=True)
+        self._live = live
 
     def show(self, status: Status) -> None:
         self._live.update(_drawn(status))
 
     def say(self, text: str) -> None:
         print_line(self._console, text)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.stop()
 
 
 def _drawn(status: Status) -> RenderableType:

@@ -1,8 +1,7 @@
-"""`everburn reap`: what a run that is no more has left: what its completions registered, and its
-trainer job and deployment.
+"""`everburn reap`: clean up the sandboxes, trainer job and deployment of a run that has ended.
 
-Owns the refusal unless it is known that the run has ended. Doesn't own reaping
-(everburn/rollouts/sandboxes.py) or what becomes of a job (everburn/trainers/jobs.py).
+Owns the check that the run has ended. Doesn't own reaping (everburn/rollouts/sandboxes.py) or the
+cleanup of jobs (everburn/trainers/jobs.py).
 """
 
 import asyncio
@@ -27,8 +26,8 @@ from workers.stack.folder import StackFolder
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was done for a run. provisions: with its job and deployment, if it had any; problem: why
-    they may be left."""
+    """provisions: what was done with the run's job and deployment, if it had any; problem: why they
+    may be left."""
 
     run: RunRef
     reaped: Reaped
@@ -39,14 +38,13 @@ class Cleaned:
 async def reap_run(
     name: str, address: str | None, namespace: str, folder: Path, *, ended: bool = False
 ) -> Cleaned:
-    """Reap what a run of this folder has left behind, in this process, and give back its job and
-    deployment as its configuration says.
+    """Reap the sandboxes of a run in this process, and clean up its job and deployment as its
+    configuration says.
 
-    ended: the person knows that it has, where neither its folder nor a server says so.
+    ended: the user confirms that the run has ended.
 
     Raises:
-        BadInputError: there is no such run, or it is running: then its completions still use what
-            they registered, and end it themselves; or, unless `ended`, nothing tells whether it is.
+        BadInputError: there is no such run, it is running, or, unless `ended`, it may be running.
     """
     run, config = known_run(name, folder)
     try:
@@ -54,16 +52,16 @@ async def reap_run(
     except UserError:
         server = None
     await require_ended(run, server, ended=ended)
-    # The keys and the modules that its workers had.
+    # The keys and modules that its workers had.
     dotenv.load(folder)
     with imports_from(folder):
         reaped = await reap(ArtifactStore.of(run))
-    provisions, problem = await asyncio.to_thread(_give_back, run, config, folder)
+    provisions, problem = await asyncio.to_thread(_clean_up, run, config, folder)
     return Cleaned(run, reaped, provisions, problem)
 
 
-def _give_back(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
-    """What was done with the job and the deployment, and what hindered it."""
+def _clean_up(run: RunRef, config: RunConfig, folder: Path) -> tuple[str, str]:
+    """Returns what was done with the job and the deployment, and the error."""
     if not config.dedicated or find_provisioning(ArtifactStore.of(run)) is None:
         return "", ""
     from everburn.trainers.jobs import RunProvisioning

@@ -1,4 +1,4 @@
-"""What `everburn run` says at the end: the evaluation before and after, and where things are.
+"""Tables of a run's evaluations before and after training.
 
 Doesn't own the figures (everburn/rollouts/evaluation.py).
 """
@@ -28,7 +28,7 @@ OUTPUT_TOKENS = "output_tokens"
 
 @dataclass(frozen=True)
 class Comparison:
-    """An evaluation of the initial and one of the final policy; either may be missing."""
+    """The evaluations of the initial and the final policy; either may be missing."""
 
     before: EvaluationReport | None
     after: EvaluationReport | None
@@ -39,7 +39,7 @@ class Comparison:
         return cls(load_report(store, BEFORE_KEY), load_report(store, AFTER_KEY))
 
     def table(self) -> Table | None:
-        """Counts with their share of the rows, and the mean length; None without any report."""
+        """Counts with their share of the rows, and the mean length; None without reports."""
         figures = [_Figures.of(report) for report in (self.before, self.after)]
         if not any(figure.values for figure in figures):
             return None
@@ -53,7 +53,7 @@ class Comparison:
         return table
 
     def conditions(self) -> str | None:
-        """How the table's figures came about."""
+        """The conditions of the table's figures."""
         report = self.after or self.before
         if report is None:
             return None
@@ -67,7 +67,7 @@ class Comparison:
 class _Figures:
     values: dict[str, float] = field(default_factory=dict)
     has_partial_rewards: bool = False
-    """Then counts of full rewards don't tell it all."""
+    """If true, counts of full rewards are incomplete without the mean."""
 
     @classmethod
     def of(cls, report: EvaluationReport | None) -> "_Figures":
@@ -86,7 +86,7 @@ class _Figures:
 
 
 def metrics_table(evaluations: dict[int, dict[str, float]]) -> Table | None:
-    """The figures of an evaluation function, of the first and the last version it saw."""
+    """The metrics of an evaluation function at the first and the last evaluated version."""
     if not evaluations:
         return None
     first, last = evaluations[min(evaluations)], evaluations[max(evaluations)]

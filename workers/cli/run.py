@@ -1,8 +1,8 @@
-"""`everburn run`: starting a run, or following one, and staying with it until it has ended.
+"""`everburn run`: start or follow a run until it ends.
 
-Owns what an interrupt means to the person in front (the first asks the run to stop, the second
-leaves it), and what is said at the end. Doesn't own the stack (workers/stack/attachment.py) or the
-run (workflows/run/train_run.py), which goes on whoever watches.
+Owns what an interrupt does (the first asks the run to stop, the second leaves it) and the lines at
+the end. Doesn't own the stack (workers/stack/attachment.py) or the run
+(workflows/run/train_run.py), which continues without this process.
 """
 
 import asyncio
@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+import typer
 from rich.console import Console
 
 from everburn.records.ids import RunRef
@@ -31,10 +32,11 @@ from workers.cli.runs import (
 )
 from workers.cli.stale_code import stale_code
 from workers.cli.terminal import console, print_line, say
-from workers.connection import Server
+from workers.connection import DEFAULT_NAMESPACE, Server
 from workers.environment import as_typed
 from workers.errors import BadInputError, UserError
-from workers.signals import interrupts_call
+from workers.signals import interrupts_call, sigterm_interrupts
+from workers.stack.ports import PortWishes
 from workflows.messages import RolloutsFailed, RunResult, Status
 from workflows.queues import ORCHESTRATOR_QUEUE
 
@@ -50,17 +52,18 @@ if TYPE_CHECKING:
 
 REFRESH = 1.0
 UNREACHABLE_LIMIT = 60.0
-"""Seconds without an answer of the server after which there is no point in waiting."""
+"""Seconds without an answer from the server after which the command gives up."""
 SILENCE_LIMIT = 30.0
-"""Seconds after which a run that hasn't said where it is has most likely nobody who could."""
+"""Seconds without a first status after which there is probably no orchestrator worker."""
 
 News = Callable[[], list[str]]
 Epilogue = Callable[[RunResult | None, RolloutsFailed | None], list[str]]
-"""Lines to say of a run's result, or of the rollouts that it failed by."""
+"""The last lines about a run, from its result or from the rollouts that failed it."""
+Then = Callable[[Server, "Stack | None"], int]
 
 
 class RunLeft(Exception):
-    """The person left while the run went on."""
+    """The user left the run while it continues."""
 
     def __init__(self, run_id: str, number: signal.Signals) -> None:
         super().__init__(run_id)
@@ -68,12 +71,12 @@ class RunLeft(Exception):
         self.exit_code = 128 + number
 
     def description(self, server: Server, stack: "Stack | None") -> list[str]:
-        """What still runs, and how to reach it."""
+        """What still runs, and how to inspect and end it."""
         run, everburn, temporal = self.run_id, as_typed("everburn"), as_typed("temporal")
         lines = [
-            f"left run {run}: it was asked to stop, and goes on until it has, and its trainer "
-            "session with it",
-            f"  see where it is:  {everburn} status {run}{server.everburn_options}",
+            f"left run {run}: it was asked to stop; until it has stopped, it continues and keeps "
+            "its trainer session",
+            f"  see its status:   {everburn} status {run}{server.everburn_options}",
             f"  end it sooner:    {temporal} workflow cancel --workflow-id {run} {server.options}",
         ]
         return lines if stack is None else lines + stack.leftover()
@@ -81,26 +84,47 @@ class RunLeft(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start, where, and what else there is to tell meanwhile (news of the stack)."""
+    """A run to start or follow. run_id: None for a new id."""
 
     file: RunFile
     run_id: str | None
     server: Server
     news: News = list
+    """Returns lines to print while the run continues."""
     state: "RunState | None" = None
-    """From which an ended run of `run_id` goes on, or a fork begins."""
-    goes_on: bool = False
-    """Whether `run_id` may be that of a run that has ended."""
+    """The state from which the run starts: of a resumed run, or a fork."""
+    resumes: bool = False
+    """True if `run_id` may belong to a run that has ended."""
     follows: bool = False
-    """Whether the run goes on already, and is only stayed with."""
+    """True if the run has started already."""
     epilogue: Epilogue | None = None
-    """What else there is to say at the end. Then `news` and it tell of the checkpoints."""
-    found: "StackState | None" = None
-    """The stack that does the work, where it was up already."""
+    """If given, it and `news` report the checkpoints."""
+    used_stack: "StackState | None" = None
+    """The stack that executes the run, if it ran before this command."""
 
 
-async def launch(order: Launch, console: Console) -> int:
-    """Start the run, unless it is only followed, and stay until its end; the exit code.
+def attach_or_connect(
+    address: str | None,
+    then: Then,
+    namespace: str = DEFAULT_NAMESPACE,
+    ports: PortWishes | None = None,
+) -> NoReturn:
+    """Call `then` with the server at `address`, else with this folder's stack, which is started if
+    necessary; exit with the code that it returns."""
+    from workers.stack.attachment import Stack
+
+    if address is not None:
+        raise typer.Exit(then(Server(address, namespace), None))
+    with (
+        sigterm_interrupts(),
+        Stack.attach(Path.cwd(), ports or PortWishes(), say) as stack,
+    ):
+        code = then(Server.of_stack(stack.state), stack)
+    raise typer.Exit(code)
+
+
+async def start_and_follow(order: Launch, console: Console) -> int:
+    """Start the run unless it is only followed, and wait for its end; returns the exit code.
 
     Raises:
         BadInputError: a run of that id exists.
@@ -108,8 +132,8 @@ async def launch(order: Launch, console: Console) -> int:
         RunLeft: at the second interrupt.
     """
     client = await order.server.connect()
-    if order.found is not None and not order.follows:
-        note = await stale_code(order.file.config, order.found, Path.cwd(), client)
+    if order.used_stack is not None and not order.follows:
+        note = await stale_code(order.file.config, order.used_stack, Path.cwd(), client)
         if note is not None:
             print_line(console, note)
     run_id, handle = await start_run(order, client)
@@ -123,20 +147,22 @@ async def launch(order: Launch, console: Console) -> int:
     for other in await open_runs(client):
         if other.id != run_id:
             stop = f"everburn stop {other.id}{order.server.everburn_options}"
-            print_line(console, f"run {other.id} goes on beside it: `{stop}` ends it")
+            print_line(console, f"run {other.id} is running too: `{stop}` ends it")
     with progress_on(console) as progress:
         watch = Watch(client, handle, progress, order)
         ending = await watch.until_end()
-    return _tell(order, console, run_id, ending, watch.status)
+    return _print_end(order, console, run_id, ending, watch.status)
 
 
-def stay_with(order: Launch, stack: "Stack | None" = None) -> int:
-    """Launch, and say what still runs when the person leaves it; the exit code."""
-    if stack is not None and not stack.started_here:
-        # As it is now: its workers may have been started again.
-        order = replace(order, found=stack.folder.find() or stack.state)
+def run_to_end(order: Launch, stack: "Stack | None" = None) -> int:
+    """Start or follow a run; if the user leaves it, print what still runs. The exit code."""
+    if stack is not None:
+        # The present state: workers may have been restarted since the stack started.
+        used = None if stack.started_here else stack.folder.find() or stack.state
+        news = order.news
+        order = replace(order, used_stack=used, news=lambda: stack.news() + news())
     try:
-        return asyncio.run(launch(order, console))
+        return asyncio.run(start_and_follow(order, console))
     except RunLeft as left:
         if stack is not None:
             stack.stay()
@@ -146,7 +172,7 @@ def stay_with(order: Launch, stack: "Stack | None" = None) -> int:
 
 
 async def start_run(order: Launch, client: "Client") -> "tuple[str, Handle]":
-    """Start the run, unless it is only followed; its id, and a handle to it.
+    """Start the run unless it is only followed; returns its id and a handle.
 
     Raises:
         BadInputError: a run of that id exists.
@@ -170,7 +196,7 @@ async def start_run(order: Launch, client: "Client") -> "tuple[str, Handle]":
             id=run_id,
             task_queue=ORCHESTRATOR_QUEUE,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE
-            if order.goes_on
+            if order.resumes
             else WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=f"{config.rollout.name} on {config.base_model}",
@@ -182,7 +208,7 @@ async def start_run(order: Launch, client: "Client") -> "tuple[str, Handle]":
 
 
 async def check_id_is_free(server: Server, run_id: str) -> None:
-    """Raises BadInputError where the server has, or had, a run of that id."""
+    """Raises BadInputError: the server has or had a run of that id."""
     from temporalio.service import RPCError, RPCStatusCode
 
     client = await server.connect()
@@ -197,29 +223,29 @@ async def check_id_is_free(server: Server, run_id: str) -> None:
 
 def _taken(server: Server, run_id: str) -> BadInputError:
     return BadInputError(
-        f"there is a run {run_id!r} already: choose another --id, or look at it with "
+        f"there is a run {run_id!r} already: choose another --id, or inspect it with "
         f"`everburn status {run_id}{server.everburn_options}`"
     )
 
 
 @dataclass(frozen=True)
 class Ending:
-    """result, or how the run failed."""
+    """A run's result, or its failure."""
 
     result: RunResult | None
     failure: str | None = None
     rollouts: RolloutsFailed | None = None
-    """Where failed rollouts are why."""
+    """The failed rollouts, if they ended the run."""
 
 
 class Watch:
-    """Watches one run, and passes interrupts on to it."""
+    """Follows one run, and sends it a stop request at the first interrupt."""
 
     def __init__(
         self, client: "Client", handle: "Handle", progress: Progress, order: Launch
     ) -> None:
         self.status: Status | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._began = time.monotonic()
         self._client = client
         self._handle = handle
@@ -232,7 +258,7 @@ class Watch:
         """Raises RunLeft at the second interrupt."""
         ending = asyncio.create_task(self._ending())
         watching = asyncio.create_task(self._watch())
-        leaving = asyncio.create_task(self._obey())
+        leaving = asyncio.create_task(self._handle_interrupts())
         tasks = {ending, watching, leaving}
         with interrupts_call(self._on_interrupt):
             try:
@@ -251,7 +277,7 @@ class Watch:
         self._interrupts.append(number)
         self._interrupted.set()
 
-    async def _obey(self) -> None:
+    async def _handle_interrupts(self) -> None:
         await self._next_interrupt()
         self._progress.say(
             "stopping gracefully: the run finishes its step, saves and evaluates; "
@@ -279,7 +305,7 @@ class Watch:
                 await self._server_answers()
 
     async def _server_answers(self) -> None:
-        """Wait until it does: it may be starting again."""
+        """Wait for the server, which may be restarting."""
         from temporalio.service import RPCError
 
         deadline = asyncio.get_running_loop().time() + UNREACHABLE_LIMIT
@@ -291,7 +317,7 @@ class Watch:
                 if asyncio.get_running_loop().time() > deadline:
                     raise UserError(
                         f"Temporal hasn't answered for {UNREACHABLE_LIMIT:.0f} s: {error.message}. "
-                        f"Run {self._handle.id} goes on when server and workers are back"
+                        f"Run {self._handle.id} continues when server and workers are back"
                     ) from None
             await asyncio.sleep(REFRESH)
 
@@ -311,44 +337,40 @@ class Watch:
         try:
             self.status = await self._handle.query(TrainRun.status, rpc_timeout=QUERY_TIMEOUT)
         except WorkflowQueryFailedError:
-            return  # nothing to tell yet
+            return  # no status yet
         except RPCError:
-            self._tell_of_silence()
-            return  # no worker at the moment: the last status stands
+            self._report_silence()
+            return  # no worker at the moment: keep the last status
         for saved in self.status.saved if self._order.epilogue is None else []:
-            if saved not in self._told:
-                self._told.add(saved)
+            if saved not in self._reported:
+                self._reported.add(saved)
                 self._progress.say(f"checkpoint of {saved}")
-        if self.status.error is not None and self.status.error not in self._told:
-            self._told.add(self.status.error)
+        if self.status.error is not None and self.status.error not in self._reported:
+            self._reported.add(self.status.error)
             self._progress.say(f"error: {self.status.error}")
         self._progress.show(self.status)
 
-    def _tell_of_silence(self) -> None:
+    def _report_silence(self) -> None:
         server = self._order.server
         text = (
-            f"run {self._handle.id} hasn't said where it is for {SILENCE_LIMIT:.0f} s: no "
-            f"orchestrator worker answers at {server.address}: start one with "
+            f"run {self._handle.id} has sent no status for {SILENCE_LIMIT:.0f} s: no orchestrator "
+            f"worker answers at {server.address}: start one with "
             f"`everburn worker orchestrator{server.everburn_options}`"
         )
         silent = self.status is None and time.monotonic() - self._began > SILENCE_LIMIT
-        if silent and text not in self._told:
-            self._told.add(text)
+        if silent and text not in self._reported:
+            self._reported.add(text)
             self._progress.say(text)
 
 
-def _tell(
-    order: Launch,
-    console: Console,
-    run_id: str,
-    ending: Ending,
-    status: Status | None,
+def _print_end(
+    order: Launch, console: Console, run_id: str, ending: Ending, status: Status | None
 ) -> int:
-    """The last words; the exit code."""
+    """Print how the run ended; returns the exit code."""
     run = RunRef(store=order.file.config.store, id=run_id)
     result = ending.result
     if result is not None:
-        _tell_result(console, run, result, order.epilogue is None)
+        _print_result(console, run, result, order.epilogue is None)
     else:
         print_line(console, f"run {run_id} failed: {ending.failure}")
         show = f"{as_typed('temporal')} workflow show --workflow-id {run_id}"
@@ -361,11 +383,11 @@ def _tell(
     return 0 if result is not None else 1
 
 
-def _tell_result(console: Console, run: RunRef, result: RunResult, checkpoint: bool) -> None:
+def _print_result(console: Console, run: RunRef, result: RunResult, checkpoint: bool) -> None:
     try:
         comparison = Comparison.of(run)
     except (StoreError, ImportError, ValueError) as error:
-        # Its workers can. What this process can't read says nothing of the run.
+        # The workers could read and write them, so the run itself is fine.
         comparison = Comparison(None, None)
         print_line(console, f"the evaluations can't be read from here: {error}")
     table = comparison.table() or metrics_table(result.evaluations)
@@ -387,7 +409,7 @@ def _tell_result(console: Console, run: RunRef, result: RunResult, checkpoint: b
 
 
 def _shown(run: RunRef) -> str:
-    """The run's folder, from the current folder where it is below that."""
+    """The run's folder, relative to the current folder if it is inside."""
     if not is_local(run.folder):
         return run.folder
     folder, here = Path(run.folder), Path.cwd()

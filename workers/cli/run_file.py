@@ -1,8 +1,8 @@
-"""The file of `everburn run`: from what a person wrote to what is sent.
+"""The configuration file of `everburn run`, and run ids and folders.
 
-Owns the file's syntax, `--set`, where relative paths start, the default run id, and where a run's
-folder is found, in a local or an object store, the link `latest` included. The configuration's own
-rules: everburn/config/fields.py.
+Owns the file's syntax, `--set`, the base of relative paths, the default run id, the link `latest`,
+and how a run's folder is found in a local or an object store. Doesn't own the configuration's rules
+(everburn/config/fields.py).
 """
 
 import json
@@ -19,19 +19,19 @@ from everburn.records.store import ArtifactStore
 from workers.errors import BadInputError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""It names a folder and a workflow, and is typed by people."""
+"""It is the name of a folder and a workflow, and is typed by users."""
 ENTRYPOINT_FIELDS = frozenset(
     name
     for name, field in RunConfig.model_fields.items()
     if field.annotation in (Entrypoint, Entrypoint | None)
 )
-"""Those whose bare text is a callable's name; elsewhere it may be a path, or a loss by its name."""
+"""Fields in which plain text is a callable's name; in others it may be a path or a loss."""
 DATASET_FIELDS = ("dataset", "evaluation_dataset")
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """A configuration that is valid and doesn't depend on the current folder any more."""
+    """A valid configuration, independent of the current folder."""
 
     name: str
     values: dict[str, Any]
@@ -39,13 +39,13 @@ class RunFile:
 
 
 def load_run_file(path: Path, assignments: list[str], folder: Path) -> RunFile:
-    """Read, change by `path=value` assignments, and check.
+    """Read a file, apply `path=value` assignments, and check the result.
 
-    Relative dataset paths start at the file's own folder, those in assignments and `store` at
+    Dataset paths in the file are relative to the file's folder, those in assignments and `store` to
     `folder`.
 
     Raises:
-        BadInputError: with everything that is wrong.
+        BadInputError: with all problems.
     """
     values = _read(path)
     locate_datasets(values, path.absolute().parent)
@@ -63,7 +63,7 @@ def load_run_file(path: Path, assignments: list[str], folder: Path) -> RunFile:
 
 
 def new_run_id(name: str, store: str, now: datetime) -> str:
-    """`<name>-<yyyymmdd-hhmmss>`, with a number behind it where the local store has that."""
+    """`<name>-<yyyymmdd-hhmmss>`, followed by a number if the local store has that id."""
     first = f"{name}-{now:%Y%m%d-%H%M%S}"
     number, run_id = 1, first
     while is_local(store) and (Path(store) / run_id).exists():
@@ -73,17 +73,17 @@ def new_run_id(name: str, store: str, now: datetime) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """Raises BadInputError for an id that can't name a folder."""
+    """Raises BadInputError: the id can't name a folder."""
     if not RUN_ID.fullmatch(run_id):
         raise BadInputError(
-            f"{run_id!r} can't be a run id: letters, digits, '.', '_' and '-', at most 128, "
-            "beginning with a letter or digit"
+            f"{run_id!r} isn't a valid run id: use at most 128 letters, digits, '.', '_' and '-', "
+            "starting with a letter or digit"
         )
     return run_id
 
 
 def link_latest(store: str, run_id: str) -> None:
-    """Let `latest`, beside the run's folder, point to it. Object stores have no links."""
+    """Point the link `latest`, next to the run's folder, to it. Object stores have no links."""
     if not is_local(store):
         return
     folder = Path(store)
@@ -95,11 +95,11 @@ def link_latest(store: str, run_id: str) -> None:
 
 
 def find_run_folder(name: str, folder: Path) -> RunRef:
-    """A run by its id below `runs` of `folder`, or by its own folder or URL.
+    """A run by its id in `folder/runs`, or by its own folder or URL.
 
     Raises:
-        BadInputError: there is none, or this environment can't look there.
-        StoreError: that can't be told now.
+        BadInputError: there is none, or this environment doesn't support the URL.
+        StoreError: the store doesn't answer.
     """
     if is_local(name):
         path = Path(name)
@@ -111,12 +111,12 @@ def find_run_folder(name: str, folder: Path) -> RunRef:
     try:
         there = ArtifactStore.of(run).exists(CONFIG_KEY)
     except (ValueError, ImportError) as error:
-        # A scheme that nobody knows, or whose library isn't installed.
+        # An unknown scheme, or one whose library isn't installed.
         raise BadInputError(f"{name}: {error}") from None
     if not there:
         raise BadInputError(
-            f"there is no run in {run.folder}: name one by its id below {folder / 'runs'}, or by "
-            "its folder or URL"
+            f"there is no run in {run.folder}: give its id in {folder / 'runs'}, its folder or its "
+            "URL"
         )
     return run
 
@@ -126,7 +126,7 @@ def is_local(location: str) -> bool:
 
 
 def missing_datasets(config: RunConfig) -> list[str]:
-    """Local dataset files that aren't there."""
+    """Local dataset files that don't exist."""
     sources = (config.dataset, config.evaluation_dataset)
     files = [source for source in sources if isinstance(source, str) and is_local(source)]
     return [file for file in files if not Path(file).is_file()]
@@ -144,12 +144,12 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
         ) from None
     if not isinstance(values, dict):
-        raise BadInputError(f"{path} holds a JSON {type(values).__name__}, not an object")
+        raise BadInputError(f"{path} contains a JSON {type(values).__name__}, not an object")
     return values
 
 
 def assign(values: dict[str, Any], assignment: str) -> None:
-    """Apply `path=value`; the value is JSON where it reads as JSON, else text."""
+    """Apply `path=value`; the value is JSON if it parses as JSON, else text."""
     path, equals, text = assignment.partition("=")
     parts = path.strip().split(".")
     if not equals or not all(parts):
@@ -160,7 +160,7 @@ def assign(values: dict[str, Any], assignment: str) -> None:
         value = text
     target = values
     if isinstance(values.get(parts[0]), str) and parts[0] in ENTRYPOINT_FIELDS and parts[1:]:
-        # A bare name stands for an object: its keyword arguments can be set all the same.
+        # A plain name stands for an object, whose keyword arguments can be set.
         values[parts[0]] = {"name": values[parts[0]]}
     for depth, part in enumerate(parts[:-1], start=1):
         below = target.setdefault(part, {})
@@ -171,7 +171,7 @@ def assign(values: dict[str, Any], assignment: str) -> None:
 
 
 def locate_datasets(values: dict[str, Any], folder: Path) -> None:
-    """Let relative dataset paths start at `folder`."""
+    """Resolve relative dataset paths from `folder`."""
     for field in DATASET_FIELDS:
         if isinstance(values.get(field), str):
             values[field] = _absolute(values[field], folder)
@@ -182,7 +182,7 @@ def _absolute(location: str, folder: Path) -> str:
 
 
 def _name(path: Path) -> str:
-    """The file's name without .json; a file that is called `run` goes by its folder's name."""
+    """The file's name without .json; for `run.json`, the folder's name."""
     stem = path.absolute().name.removesuffix(".json")
     first, dot, others = stem.partition(".")
     name = f"{path.absolute().parent.name}{dot}{others}" if first == "run" else stem

@@ -1,7 +1,7 @@
-"""Runs on a Temporal server, as people ask about them: which there are, where one is, its end.
+"""Queries about runs on a Temporal server: the list, the status and the end of a run.
 
-Owns the words for how a run ended, and by what a run on a server is that of a folder. Doesn't own
-what a run does (workflows/run/train_run.py).
+Owns the text of how a run ended, and how a run on a server is matched to a folder. Doesn't own what
+a run does (workflows/run/train_run.py).
 """
 
 import asyncio
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 QUERY_TIMEOUT = timedelta(seconds=10)
 LISTED = 50
 STARTED_MEMO = "everburn_started"
-"""When a run was started. Each execution that goes on with it by continue-as-new has a time of its
-own, and after days a server may have forgotten the first."""
+"""When a run was started. Each execution after continue-as-new has its own start time, and the
+server may have deleted the first execution."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as the server lists it. state: `running`, `completed`, `failed`, ... started: the run,
-    or its present life; its last execution where whoever started it didn't note when."""
+    """A run as the server lists it. state: `running`, `completed`, `failed`, ... started: of its
+    present incarnation, or of its last execution if the memo is missing."""
 
     id: str
     state: str
@@ -60,20 +60,19 @@ class Run:
 
 
 async def list_runs(client: "Client", limit: int = LISTED) -> list[Run]:
-    """Those that are open and those that ended last, by their start, the newest first."""
+    """The open runs and those that ended last, newest start first."""
     found = await _matching(client, "WorkflowType = 'TrainRun'", limit)
     return sorted(found, key=lambda run: run.started, reverse=True)
 
 
 async def open_runs(client: "Client") -> list[Run]:
-    """Those that haven't ended: a run goes on by itself when server and workers are back."""
+    """The runs that haven't ended."""
     query = "WorkflowType = 'TrainRun' AND ExecutionStatus = 'Running'"
     return await _matching(client, query)
 
 
 async def _matching(client: "Client", query: str, limit: int | None = None) -> list[Run]:
-    """As servers list them: the open ones, then by their end. A run is there once, by the last of
-    the executions that it has had."""
+    """In the server's order: open runs, then by end time. Each run once, by its last execution."""
     found: dict[str, Run] = {}
     async for execution in client.list_workflows(query):
         if execution.id not in found:
@@ -84,11 +83,11 @@ async def _matching(client: "Client", query: str, limit: int | None = None) -> l
 
 
 async def find_run(server: Server, client: "Client", run_id: str | None) -> Run:
-    """The run of that id; without one the run that is open, or where none is the newest.
+    """The run with that id; without an id, the open run, else the newest.
 
     Raises:
         UserError: there is none.
-        BadInputError: several are open. The newest isn't sure to be the one that is meant.
+        BadInputError: no id is given, and several runs are open.
     """
     from temporalio.service import RPCError, RPCStatusCode
 
@@ -96,7 +95,7 @@ async def find_run(server: Server, client: "Client", run_id: str | None) -> Run:
         runs = await open_runs(client)
         if len(runs) > 1:
             names = ", ".join(sorted(run.id for run in runs))
-            raise BadInputError(f"which run? {len(runs)} are open: {names}")
+            raise BadInputError(f"give the run: {len(runs)} are open: {names}")
         runs = runs or await list_runs(client)
         if not runs:
             start = f"everburn run CONFIG{server.everburn_options}"
@@ -114,18 +113,18 @@ async def find_run(server: Server, client: "Client", run_id: str | None) -> Run:
 
 @dataclass(frozen=True)
 class Known:
-    """What a server has under the id of a run whose folder one has. open: whether it goes on. own:
-    whether it is that run's present life; else another run, or one that has ended since."""
+    """A server's last execution of a run id. open: it hasn't ended. own: it belongs to the present
+    incarnation of the run in the folder; else to another run, or to an earlier incarnation."""
 
     open: bool
     own: bool
 
 
 async def look_up(server: Server, run: RunRef) -> Known | None:
-    """The last execution of a run's id; None where the server never had one, or has forgotten it.
+    """The last execution of a run's id; None if the server has none.
 
     Raises:
-        UserError: the server can't be asked.
+        UserError: the server doesn't answer.
     """
     from temporalio.client import WorkflowExecutionStatus
     from temporalio.service import RPCError, RPCStatusCode
@@ -146,13 +145,13 @@ async def look_up(server: Server, run: RunRef) -> Known | None:
 
 
 async def require_ended(run: RunRef, server: Server | None, *, ended: bool) -> None:
-    """Return if it is known that a run has ended: its folder says so, the server that it ran on
-    does, or the person (`ended`). A server that doesn't know the run proves nothing.
+    """Return if it is certain that a run has ended: its folder, its server or the user (`ended`)
+    says so. A server that doesn't know the run proves nothing.
 
-    server: asked first; the one that the folder names is asked where the folder leaves it open.
+    server: asked first, then the server recorded in the folder if the folder says no end.
 
     Raises:
-        BadInputError: it is running, or nothing says that it isn't.
+        BadInputError: it is running, or may be.
     """
     store = ArtifactStore.of(run)
     says_so = ended or await asyncio.to_thread(ending_of, store) is not None
@@ -183,13 +182,13 @@ async def require_ended(run: RunRef, server: Server | None, *, ended: bool) -> N
     if not says_so:
         raise BadInputError(
             f"run {run.id} may be running: its folder doesn't say that it has ended, and "
-            f"{'; '.join(reasons)}. Name its server with --address, or, "
-            "if you know that it has ended and that nothing will ever continue it, add --ended"
+            f"{'; '.join(reasons)}. Give its server with --address, or add --ended if you know "
+            "that it has ended and that no server or worker will continue it"
         )
 
 
 async def run_status(server: Server, client: "Client", run: Run) -> Status:
-    """Where a run is, from the run itself; also after its end.
+    """The run's own status, also after its end.
 
     Raises:
         UserError: no orchestrator worker answers.
@@ -204,7 +203,7 @@ async def run_status(server: Server, client: "Client", run: Run) -> Status:
             TrainRun.status, rpc_timeout=QUERY_TIMEOUT
         )
     except WorkflowQueryFailedError as error:
-        raise UserError(f"run {run.id} ({run.state}) can't say where it is: {error}") from None
+        raise UserError(f"run {run.id} ({run.state}) has no status: {error}") from None
     except RPCError as error:
         worker = f"everburn worker orchestrator{server.everburn_options}"
         start = "everburn dev" if server.of_folder else worker
@@ -223,7 +222,7 @@ async def request_stop(client: "Client", run_id: str, drain: bool = False) -> No
 
 
 async def failure_of(client: "Client", run_id: str) -> str | None:
-    """How an ended run failed, or None where it didn't."""
+    """How an ended run failed; None if it didn't."""
     from temporalio.client import WorkflowFailureError
 
     from workflows.run.train_run import TrainRun
@@ -236,7 +235,7 @@ async def failure_of(client: "Client", run_id: str) -> str | None:
 
 
 def describe_failure(error: "WorkflowFailureError") -> str:
-    """The run's failure in words: its type and its message."""
+    """The run's failure: its type and its message."""
     from temporalio.exceptions import (
         ApplicationError,
         CancelledError,
@@ -261,7 +260,7 @@ def describe_failure(error: "WorkflowFailureError") -> str:
 
 
 def rollouts_failed(error: "WorkflowFailureError") -> RolloutsFailed | None:
-    """What failed of a phase's rollouts, where that ended the run."""
+    """The failed rollouts of a phase, if they ended the run."""
     from temporalio.exceptions import ApplicationError
 
     if not isinstance(error.cause, ApplicationError) or not error.cause.details:

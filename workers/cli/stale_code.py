@@ -1,7 +1,7 @@
-"""User code that has changed since a stack's workers have imported it: they keep what they have.
+"""Detects user code that changed after a stack's workers imported it.
 
-Owns the comparison of the files with the processes, and what is said. Doesn't own the import
-(everburn/usercode/entrypoints.py), nor what starts workers again (workers/stack/supervisor.py).
+Owns the comparison of the files with the processes, and the note. Doesn't own the import
+(everburn/usercode/entrypoints.py) or the restart of workers (workers/stack/supervisor.py).
 """
 
 import sys
@@ -22,11 +22,10 @@ RUN_USER_CODE = ("rollout", "trainer")
 async def stale_code(
     config: RunConfig, stack: StackState, folder: Path, client: "Client"
 ) -> str | None:
-    """What to do where workers may hold older code than the run's; None where they don't.
+    """A note if workers may have imported older code than the run's, else None.
 
-    Compares the modules that the configuration names, not what those import in turn. A worker
-    imports a module for the first run that names it: so one holds older code where a run was with
-    it before the file changed.
+    Compares the modules that the configuration names, not their imports. A worker imports a module
+    for the first run that names it, so its code is old if it served a run before the file changed.
     """
     workers = [stack.services[name] for name in RUN_USER_CODE if name in stack.services]
     files = {file: file.stat().st_mtime for file in _files(config, folder)}
@@ -48,13 +47,13 @@ async def stale_code(
     names = " and ".join(sorted(_shown(file, folder) for file in older))
     pids = " ".join(str(one.pid) for one in stale)
     return (
-        f"{names} changed after a run had begun on these workers, which keep what they have "
-        f"imported: `kill {pids}` makes them start again, with the code as it is then"
+        f"{names} changed after a run had started on these workers, which keep the imported "
+        f"code: `kill {pids}` restarts them with the present code"
     )
 
 
 def _files(config: RunConfig, folder: Path) -> set[Path]:
-    """Of the modules that entry points name, where they are found."""
+    """The files of the modules that entry points name."""
     fields = (getattr(config, name) for name in RunConfig.model_fields)
     modules = {field.name.partition(":")[0] for field in fields if isinstance(field, Entrypoint)}
     found = (_file(module, folder) for module in modules)
@@ -62,7 +61,7 @@ def _files(config: RunConfig, folder: Path) -> set[Path]:
 
 
 def _file(module: str, folder: Path) -> Path | None:
-    """Where workers of the folder find it; imports nothing, as importlib.util.find_spec would."""
+    """Where workers of the folder find a module. importlib.util.find_spec would import packages."""
     places: list[str] | None = [str(folder), *sys.path]
     parts = module.split(".")
     spec = None

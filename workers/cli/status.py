@@ -1,4 +1,4 @@
-"""What `everburn list`, `status` and `stop` print."""
+"""`everburn list`, `status` and `stop`."""
 
 from datetime import datetime
 
@@ -33,7 +33,7 @@ async def show_runs(server: Server, console: Console) -> None:
 
 
 async def show_run(server: Server, run_id: str | None, console: Console) -> None:
-    """Raises UserError where there is no such run, or nobody to say where it is."""
+    """Raises UserError: there is no such run, or no orchestrator worker answers."""
     client = await server.connect()
     run = await find_run(server, client, run_id)
     status = await run_status(server, client, run)
@@ -72,11 +72,11 @@ async def stop_run(server: Server, run_id: str | None, drain: bool, console: Con
     client = await server.connect()
     run = await find_run(server, client, run_id)
     if not run.open:
-        print_line(console, f"run {run.id} has ended already: {run.state}")
+        print_line(console, f"run {run.id} has already ended: {run.state}")
         return
     await request_stop(client, run.id, drain)
     status = f"everburn status {run.id}{server.everburn_options}"
-    print_line(console, f"run {run.id} stops gracefully: see `{status}`")
+    print_line(console, f"run {run.id} is stopping gracefully: see `{status}`")
 
 
 def _took(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""What commands print to."""
+"""The console that commands print to."""
 
 from rich.console import Console
 
@@ -6,7 +6,7 @@ console = Console()
 
 
 def print_line(onto: Console, text: str) -> None:
-    """A line that can be copied: never wrapped, coloured or read as markup."""
+    """Print a line that can be copied: never wrapped, colored or parsed as markup."""
     onto.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,8 +1,7 @@
-"""`everburn verify`: a run of this folder against its own ledger.
+"""`everburn verify`: checks a run against its own ledger.
 
-Owns finding the run's folder, and what is said of it. Doesn't own the verification
-(everburn/records/verification.py), nor the emulator on which it is re-executed
-(workers/stack/temporary_emulator.py).
+Owns the printed result. Doesn't own the verification (everburn/records/verification.py) or the
+emulator on which the ledger is re-executed (workers/stack/temporary_emulator.py).
 """
 
 import time
@@ -28,30 +27,28 @@ async def verify_run(run: RunRef, folder: Path) -> Verified:
     """Check the ledger, re-execute it, compare weights.
 
     Raises:
-        BadInputError: there is no such run here, or it can't be re-executed on this machine.
-        UserError: the run and its ledger differ; says where first.
+        BadInputError: the run can't be re-executed on this machine.
+        UserError: the run and its ledger differ; the message has the first difference.
     """
-    if not ArtifactStore.of(run).exists(CONFIG_KEY):
-        raise BadInputError(f"there is no run in {run.folder}")
     with _differences_named(run):
         config = _config(run)
         check_records(run)
         if not config.local:
             raise BadInputError(
-                f"run {run.id} trained at Fireworks: its records agree with each other, and "
-                "weights can be compared bit for bit on the emulator only"
+                f"run {run.id} trained at Fireworks: its records are consistent, but weights can "
+                "be compared bit for bit on the emulator only"
             )
-        # A Python loss is called again.
+        # Re-execution calls a Python loss.
         with imports_from(folder), temporary_emulator(StackFolder(folder)) as home:
             return await _re_execute(run, config, home)
 
 
 def described(run: RunRef, found: Verified) -> list[str]:
-    """What was compared, and what couldn't be."""
+    """Lines about what was compared, and what couldn't be."""
     rows = f"{found.rows_trained} rows trained once, {found.rows_rejected} rejected"
     last = found.steps + found.uncompared
     if not last:
-        lines = [f"run {run.id} has committed no step: there was nothing to re-execute; {rows}"]
+        lines = [f"run {run.id} has committed no step, so nothing was re-executed; {rows}"]
     elif not found.uncompared:
         lines = [
             f"run {run.id} agrees with its ledger: {last} steps re-executed, {rows}; "
@@ -63,12 +60,12 @@ def described(run: RunRef, found: Verified) -> list[str]:
             f"weights after step {found.steps} equal {found.weights}"
             if found.steps
             else "no weights could be compared: the run saved no checkpoint after a step",
-            f"not compared: steps {found.steps + 1} to {last} can be re-executed, and no "
-            "checkpoint tells what weights they led to",
+            f"not compared: steps {found.steps + 1} to {last} were re-executed, but no checkpoint "
+            "has their weights",
         ]
     if found.fates.open:
         ending = found.fates.ending
-        how = "it hasn't said how it ended" if ending is None else f"its end: {ending}"
+        how = "no end recorded" if ending is None else f"its end: {ending}"
         lines.append(f"without a fate so far ({how}): {found.fates.open_rows}")
     return lines
 
@@ -90,9 +87,9 @@ def _config(run: RunRef) -> RunConfig:
 
 
 def checkpoint_digest(home: Path, path: str) -> str:
-    """Of the weights and the optimizer of a checkpoint that an emulator keeps in `home`.
+    """The digest of the weights and optimizer of a checkpoint in the emulator's folder `home`.
 
-    Raises VerificationError: it isn't there any more, or damaged.
+    Raises VerificationError: it is missing or damaged.
     """
     from everburn.emulator.errors import EmulatorError
     from everburn.emulator.training.checkpoints import weights_digest

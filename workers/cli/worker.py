@@ -1,7 +1,7 @@
-"""The command `everburn worker`: a process of one role, and the surroundings it needs.
+"""`everburn worker`: the process of one role.
 
-Owns the environment that user code meets (the import path, the local `.env`), logging, and the
-words for a server that isn't there. Doesn't own what a role serves (workers/processes.py).
+Owns the environment of user code (the import path, the local `.env`), logging, and the choice of
+the server. Doesn't own what a role serves (workers/processes.py).
 """
 
 import asyncio
@@ -29,11 +29,11 @@ def serve(
     folder: Path,
     build: str | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT: the server at `address`, else of the folder's stack, else
-    the usual one. build: of a versioned deployment of workers.
+    """Serve until SIGTERM or SIGINT: the server at `address`, else that of the folder's stack, else
+    DEFAULT_ADDRESS. build: the build id of versioned workers.
 
     Raises:
-        UserError: no Temporal server there.
+        UserError: no Temporal server answers.
     """
     from workers.processes import run_worker
 

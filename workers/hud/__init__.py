@@ -1,5 +1,5 @@
 """`everburn hud`: training on HUD tasks without a configuration file.
 
-cli reads the command line, recipe makes a configuration of it, files writes what came out. Doesn't
-own the environments (everburn/hud/).
+cli defines the commands, recipe the options and the configuration made of them, files the output
+folder. Doesn't own the environments (everburn/hud/).
 """

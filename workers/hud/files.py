@@ -1,18 +1,14 @@
-"""The files and lines of the HUD x Fireworks recipe, made from a run's own folder.
+"""The output files and lines of the HUD x Fireworks recipe, made from the run folder.
 
-Owns the output folder (config.json, metrics.jsonl, eval-before.json, eval-after.json), the names
-that the recipe has for snapshots and checkpoints, and what it says of a step and of the end. All
-of it can be made again from the run's folder at any time; nothing here is the run's record. Doesn't
-own the options (recipe.py).
+Owns the output folder (config.json, metrics.jsonl, eval-before.json, eval-after.json), the recipe's
+names of snapshots and checkpoints, and its lines about steps and the end. All of it can be made
+again from the run folder at any time. Doesn't own the options (recipe.py).
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from everburn.records.checkpoints import find_checkpoint
 from everburn.records.ids import RunRef
@@ -27,16 +23,16 @@ from workflows.messages import RolloutsFailed, RunResult
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 OFFSET = "metrics_offset"
-"""In config.json: bytes of metrics.jsonl that an earlier run has left, which is resumed."""
+"""In config.json: bytes of metrics.jsonl that belong to the run that this one resumes from."""
 EVALUATIONS = {BEFORE_KEY: "initial", AFTER_KEY: "final"}
-"""The recipe's names of the snapshots that are evaluated, by file."""
+"""The recipe's names of the evaluated snapshots, by file."""
 FINAL = "final-state"
 
 
 class RecipeFiles:
     """The output folder of one run.
 
-    offset: bytes of metrics.jsonl that are an earlier run's, which this one goes on from.
+    offset: bytes of metrics.jsonl that belong to the run that this one resumes from.
     """
 
     def __init__(self, options: HudOptions, run: RunRef, folder: Path, offset: int = 0) -> None:
@@ -45,26 +41,26 @@ class RecipeFiles:
         self._store = ArtifactStore.of(run)
         self._folder = folder
         self._offset = offset
-        self._told = 0
+        self._steps = 0
         """Steps in metrics.jsonl."""
         self._written = 0
-        """Bytes of whole lines there."""
+        """Bytes of complete lines in metrics.jsonl."""
         self._printed: set[str] = set()
         """Training checkpoints."""
 
     @classmethod
     def open(cls, folder: Path) -> "RecipeFiles":
-        """The output folder of a run that was started some time ago; its metrics are made anew.
+        """The existing output folder of a run; its metrics are written again.
 
         Raises:
-            BadInputError: it isn't one.
+            BadInputError: `folder` isn't an output folder.
         """
         path = folder / CONFIG
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             run = RunRef.model_validate(known.pop("run"))
             offset = int(known.pop(OFFSET))
-            options = TypeAdapter(HudOptions).validate_python(known)
+            options = HudOptions.model_validate(known)
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise BadInputError(
                 f"{folder} isn't the output folder of an `everburn hud train`: {error}"
@@ -78,9 +74,9 @@ class RecipeFiles:
         return self._run
 
     def begin(self) -> None:
-        """Write the options, and take away what an earlier run has left.
+        """Write the options and remove the files of an earlier run.
 
-        A run that resumes from a checkpoint adds to the metrics that are there.
+        A run that resumes from a checkpoint appends to the existing metrics.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         for name in EVALUATIONS:
@@ -89,17 +85,17 @@ class RecipeFiles:
         self._write_beginning()
 
     def news(self) -> Iterator[str]:
-        """Write the metrics of steps that have been committed since; what there is to say.
+        """Write the metrics of newly committed steps; yields a line for each step and checkpoint.
 
-        What can't be written is written, and said, by the next call.
+        After an error, the next call continues where this one failed.
 
         Raises:
             OSError, StoreError
         """
-        while (entry := find_entry(self._store, self._told + 1)) is not None:
+        while (entry := find_entry(self._store, self._steps + 1)) is not None:
             metric = self._metric(entry)
             self._append(metric)
-            self._told += 1
+            self._steps += 1
             yield self._step_line(metric)
             if entry.checkpoint is not None:
                 name = f"state-{entry.step:04d}"
@@ -107,7 +103,7 @@ class RecipeFiles:
                 yield from self._checkpoint(entry.checkpoint, f"{name}, {FINAL}" if last else name)
 
     def epilogue(self, result: RunResult | None, failed: RolloutsFailed | None) -> Iterator[str]:
-        """Write the evaluations; the recipe's last words.
+        """Write the evaluations; yields the recipe's last lines.
 
         Raises:
             OSError, StoreError
@@ -129,11 +125,11 @@ class RecipeFiles:
         yield f"Metrics: {self._folder / METRICS}"
 
     def _write_beginning(self) -> None:
-        """The options, and of the metrics what an earlier run has left to go on from."""
+        """Write the options, and cut the metrics to the lines of the run that was resumed."""
         earlier = self._metrics()[: self._offset]
-        self._offset = len(earlier)  # a file that was taken away meanwhile has no such lines
+        self._offset = len(earlier)  # 0 if the file was removed meanwhile
         run = {"run": self._run.model_dump(), OFFSET: self._offset}
-        _write_json(self._folder / CONFIG, asdict(self._options) | run)
+        _write_json(self._folder / CONFIG, self._options.model_dump() | run)
         (self._folder / METRICS).write_bytes(earlier)
         self._written = len(earlier)
 
@@ -141,7 +137,7 @@ class RecipeFiles:
         line = json.dumps(metric, sort_keys=True).encode() + b"\n"
         with (self._folder / METRICS).open("ab") as file:
             if file.tell() > self._written:
-                file.truncate(self._written)  # of a line that a full disk cut off
+                file.truncate(self._written)  # part of a line, cut off by a full disk
             file.write(line)
         self._written += len(line)
 
@@ -184,12 +180,12 @@ class RecipeFiles:
         return [f"Training checkpoint: {path} ({name})"]
 
     def _final_state(self, result: RunResult | None) -> str | None:
-        """What was saved after the last step, also where the run failed then."""
+        """The checkpoint after the last step, also if the run failed afterwards."""
         if result is not None:
             return result.checkpoint
-        if self._told < self._options.steps:
+        if self._steps < self._options.steps:
             return None
-        saved = find_checkpoint(self._store, self._told)
+        saved = find_checkpoint(self._store, self._steps)
         return None if saved is None else saved.path
 
     def _failed_phase(self, failed: RolloutsFailed) -> str:
@@ -203,9 +199,9 @@ class RecipeFiles:
         return f"{failed.failed}/{count} rollouts failed during {phase}: {failed.first}"
 
 
-class FilesBeside:
-    """The output folder of a run that goes on, whatever becomes of the folder: what is wrong with
-    it is said once, and again at the end."""
+class TolerantFiles:
+    """An output folder whose write errors don't end the run: a new error is reported once, and
+    again at the end."""
 
     def __init__(self, files: RecipeFiles, folder: str) -> None:
         self._files = files
@@ -213,47 +209,45 @@ class FilesBeside:
         self._problem: str | None = None
 
     def news(self) -> list[str]:
-        said, problem = self._written(self._files.news())
+        lines, problem = self._written(self._files.news())
         if problem is not None and self._problem is None:
-            said.append(problem)
+            lines.append(problem)
         self._problem = problem
-        return said
+        return lines
 
     def epilogue(self, result: RunResult | None, failed: RolloutsFailed | None) -> list[str]:
-        said, problem = self._written(self._files.epilogue(result, failed))
-        return said if problem is None else [*said, problem]
+        lines, problem = self._written(self._files.epilogue(result, failed))
+        return lines if problem is None else [*lines, problem]
 
     def _written(self, lines: Iterator[str]) -> tuple[list[str], str | None]:
-        """The lines as far as they come, and why no further."""
-        said: list[str] = []
+        """The lines up to the first error, and the error."""
+        written: list[str] = []
         try:
             for line in lines:
-                said.append(line)
+                written.append(line)
         except (OSError, StoreError) as error:
-            return said, (
-                f"the files in {self._folder} aren't up to date: {error}. The run needs none of "
-                f"them; `everburn hud files {self._folder}` makes them anew"
+            return written, (
+                f"the files in {self._folder} aren't up to date: {error}. The run doesn't need "
+                f"them; `everburn hud files {self._folder}` writes them again"
             )
-        return said, None
+        return written, None
 
 
 def _policy(step: int) -> str:
-    """The recipe's name for the snapshot that a step samples from: it numbers them by steps, and
-    saves one before each, changed or not."""
+    """The recipe's name of the snapshot that a step samples from, numbered by steps."""
     return f"policy-{step:04d}"
 
 
 def _loss(entry: LedgerEntry) -> float | None:
-    """The trainer's loss:sum / total_tokens:sum; None where it tells neither, or nothing was
-    trained."""
+    """The trainer's loss:sum / total_tokens:sum; None if it reports neither or trained nothing."""
     loss, trained = entry.metrics.get("train/loss"), entry.metrics.get("train/tokens")
     total = entry.metrics.get("train/total_tokens")
     return None if loss is None or not trained or not total else loss * trained / total
 
 
 def _evaluation(report: EvaluationReport, name: str) -> dict[str, Any]:
-    """The report with what the grader says as info; HUD's own record stays in the run's folder.
-    name: the recipe's, of the snapshot."""
+    """The report without HUD's own record, which stays in the run folder. name: the recipe's name
+    of the snapshot."""
     values = report.model_dump(mode="json")
     values = {"snapshot": name, "snapshot_path": values.pop("snapshot")} | values
     for sample in values["samples"]:

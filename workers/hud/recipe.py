@@ -1,146 +1,129 @@
-"""`everburn hud train`: the options of the HUD x Fireworks recipe, as a run's configuration.
+"""The options of `everburn hud train`, and the run that they describe.
 
-Owns the options, their defaults per backend, the checks in the recipe's order, and what a RunConfig
-makes of them. Doesn't own tasks and rollouts (everburn/hud), the recipe's files (files.py), or
-the run.
+HudOptions is the only place that states an option: its type, default, help and checks; cli.py
+generates the command line from it. Doesn't own tasks and rollouts (everburn/hud), the recipe's
+files (files.py), or the run.
 """
 
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from everburn.config import ConfigError, parse_config
 from workers import dotenv
 from workers.cli.run_file import RunFile
 from workers.errors import BadInputError
 
-Backend = Literal["fireworks", "emulator"]
-LossFn = Literal["importance_sampling", "ppo", "cispo"]
-
 ARITHMETIC = "examples.arithmetic.hud_environment"
 """The bundled tasks and their environment."""
 KEY_ENV = "FIREWORKS_API_KEY"
 OVERHEAD = 60.0
-"""Seconds that an environment may take besides sampling, in its turn."""
+"""Seconds that an environment may take in addition to sampling."""
 
 
 @dataclass(frozen=True)
-class Profile:
-    """What a backend's defaults are; every field but `template` is an option."""
+class OnEmulator:
+    """An option's default with `--backend emulator`, if it differs."""
 
-    base_model: str
-    tokenizer_model: str | None
-    renderer: str
-    lora_rank: int
-    max_seq_len: int
-    learning_rate: float
-    steps: int
-    tasks_per_step: int
-    group_size: int
-    max_tokens: int
-    max_concurrent: int
-    eval_tasks: int
-    min_a: int
-    max_a: int
-    min_b: int
-    max_b: int
-    template: Literal["multiply", "add"]
+    default: Any
 
 
-FIREWORKS = Profile(
-    base_model="accounts/fireworks/models/qwen3p8-27b",
-    tokenizer_model="Qwen/Qwen3.8-27B",
-    renderer="qwen3_8_disable_thinking",
-    lora_rank=8,
-    max_seq_len=8192,
-    learning_rate=2.5e-5,
-    steps=30,
-    tasks_per_step=8,
-    group_size=8,
-    max_tokens=2048,
-    max_concurrent=4,
-    eval_tasks=16,
-    min_a=1000,
-    max_a=9999,
-    min_b=1000,
-    max_b=9999,
-    template="multiply",
-)
-EMULATOR = Profile(
-    base_model="examples.arithmetic.base_model:recipe",
-    tokenizer_model=None,
-    renderer="plain",
-    lora_rank=32,
-    max_seq_len=256,
-    learning_rate=1e-3,
-    steps=15,
-    tasks_per_step=16,
-    group_size=8,
-    max_tokens=10,
-    max_concurrent=32,
-    eval_tasks=128,
-    min_a=10,
-    max_a=99,
-    min_b=10,
-    max_b=99,
-    template="add",
-)
-PROFILES: dict[Backend, Profile] = {"fireworks": FIREWORKS, "emulator": EMULATOR}
+POSITIVE = object()
+"""Marks an option that must be at least 1. Checked by `HudOptions.check`, not by pydantic: the
+recipe checks the API key first."""
+Count = Annotated[int, POSITIVE]
 
 
-@dataclass(frozen=True)
-class HudOptions:
-    """The recipe's options with their values; none of them is secret."""
+class HudOptions(BaseModel):
+    """The recipe's options; none of them is secret."""
 
-    backend: Backend
-    base_model: str
-    tokenizer_model: str | None
-    renderer: str | None
-    lora_rank: int
-    max_seq_len: int
-    learning_rate: float
-    temperature: float
-    sampling_timeout: float
-    checkpoint_every: int
-    resume_from: str | None
-    seed: int
-    output_dir: str
-    taskset: str | None
-    tasks_file: str | None
-    env_path: str | None
-    steps: int
-    tasks_per_step: int
-    group_size: int
-    max_tokens: int
-    max_concurrent: int
-    eval_tasks: int
-    eval_before: bool
-    loss_fn: LossFn
-    calibrate: bool
-    require_update: bool
-    debug_samples: int
-    min_a: int
-    max_a: int
-    min_b: int
-    max_b: int
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: Literal["fireworks", "emulator"] = Field(
+        "fireworks", description="Where the model is trained"
+    )
+    base_model: Annotated[str, OnEmulator("examples.arithmetic.base_model:recipe")] = Field(
+        "accounts/fireworks/models/qwen3p8-27b", description="Base model"
+    )
+    tokenizer_model: Annotated[str | None, OnEmulator(None)] = Field(
+        "Qwen/Qwen3.8-27B", description="Hugging Face id or folder of the model's tokenizer"
+    )
+    renderer: Annotated[str | None, OnEmulator("plain")] = Field(
+        "qwen3_8_disable_thinking", description="How messages become tokens"
+    )
+    lora_rank: Annotated[int, OnEmulator(32)] = Field(8, description="LoRA rank")
+    max_seq_len: Annotated[int, OnEmulator(256)] = Field(
+        8192, description="Most tokens of prompt and answer together"
+    )
+    learning_rate: Annotated[float, OnEmulator(1e-3)] = Field(
+        2.5e-5, description="Adam's learning rate"
+    )
+    temperature: float = Field(
+        1.0, description="Sampling temperature in training; evaluations use 0"
+    )
+    sampling_timeout: float = Field(600.0, description="Seconds for one sample")
+    resume_from: str | None = Field(
+        None, description="Path of the training checkpoint to start from"
+    )
+    seed: int = Field(0, description="Seed of the tasks, their split and the adapter")
+    output_dir: str = Field(
+        "runs/fireworks-serverless", description="Folder for the recipe's files"
+    )
+    taskset: str | None = Field(None, description="Name of a task set on the HUD platform")
+    tasks_file: str | None = Field(
+        None, description="Local tasks: a .py, .json or .jsonl file, or a folder"
+    )
+    env_path: str | None = Field(None, description="File of the environment of --tasks-file")
+    steps: Annotated[Count, OnEmulator(15)] = Field(30, description="Optimizer steps")
+    tasks_per_step: Annotated[Count, OnEmulator(16)] = Field(8, description="Tasks per step")
+    group_size: int = Field(8, description="Rollouts per task")
+    max_tokens: Annotated[Count, OnEmulator(10)] = Field(2048, description="Most tokens per answer")
+    max_concurrent: Annotated[Count, OnEmulator(32)] = Field(
+        4, description="Most environments at once in each rollout worker"
+    )
+    eval_tasks: Annotated[Count, OnEmulator(128)] = Field(16, description="Held-out tasks")
+    checkpoint_every: Count = Field(5, description="Steps between checkpoints")
+    eval_before: bool = Field(False, description="Evaluate the initial policy too")
+    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = Field(
+        "importance_sampling", description="Policy loss"
+    )
+    calibrate: bool = Field(
+        False, description="Roll out one batch, report the spread of its rewards, and end"
+    )
+    require_update: bool = Field(
+        False, description="Fail at a step in which no group has different rewards"
+    )
+    debug_samples: int = Field(0, description="Answers to print after --calibrate")
+    min_a: Annotated[int, OnEmulator(10)] = Field(1000, description="Smallest first operand")
+    max_a: Annotated[int, OnEmulator(99)] = Field(9999, description="Largest first operand")
+    min_b: Annotated[int, OnEmulator(10)] = Field(1000, description="Smallest second operand")
+    max_b: Annotated[int, OnEmulator(99)] = Field(9999, description="Largest second operand")
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> "HudOptions":
-        """Options as given on the command line, where None means the backend's default. How another
-        base model is spoken to has none, except on the emulator, whose models bring it along."""
-        defaults = asdict(PROFILES[given["backend"]])
-        other = given.get("base_model") not in (None, defaults["base_model"])
-        if other and given["backend"] == "fireworks":
-            del defaults["tokenizer_model"], defaults["renderer"]
-        names = [field.name for field in fields(cls)]
-        chosen = {name: given[name] for name in names if given.get(name) is not None}
-        values: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in names}
-        return cls(**values)
+    def default(cls, name: str, backend: str = "fireworks") -> Any:
+        """An option's default with a backend."""
+        field = cls.model_fields[name]
+        differing = [each.default for each in field.metadata if isinstance(each, OnEmulator)]
+        return differing[0] if differing and backend == "emulator" else field.default
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Another base model at Fireworks has no default tokenizer and renderer; a model of the
+        emulator brings its tokenizer along."""
+        if given.get("backend") == "emulator":
+            return {name: cls.default(name, "emulator") for name in cls.model_fields} | given
+        usual = cls.default("base_model")
+        if given.get("base_model", usual) != usual:
+            return {"tokenizer_model": None, "renderer": None} | given
+        return given
 
     def check(self, folder: Path) -> None:
-        """Everything that can be checked without looking at tasks; in the recipe's order.
+        """Check all that can be checked without reading tasks, in the recipe's order.
 
         Raises:
             BadInputError
@@ -148,15 +131,11 @@ class HudOptions:
         if self.taskset is not None and self.tasks_file is not None:
             raise BadInputError("--taskset and --tasks-file exclude each other")
         self._check_key(folder)
-        counts = {
-            "--steps": self.steps,
-            "--tasks-per-step": self.tasks_per_step,
-            "--max-tokens": self.max_tokens,
-            "--max-concurrent": self.max_concurrent,
-            "--eval-tasks": self.eval_tasks,
-            "--checkpoint-every": self.checkpoint_every,
-        }
-        too_small = [flag for flag, value in counts.items() if value < 1]
+        too_small = [
+            flag(name)
+            for name, field in type(self).model_fields.items()
+            if POSITIVE in field.metadata and getattr(self, name) < 1
+        ]
         if too_small:
             raise BadInputError(f"{', '.join(too_small)} must be at least 1")
         if self.group_size < 2:
@@ -176,25 +155,25 @@ class HudOptions:
         self._check_sampling()
 
     def _check_sampling(self) -> None:
-        """Values with which nothing could be sampled, or only what the model doesn't understand."""
-        spoken = {"--tokenizer-model": self.tokenizer_model, "--renderer": self.renderer}
-        missing = [flag for flag, value in spoken.items() if value is None]
+        missing = [
+            flag(name) for name in ("tokenizer_model", "renderer") if getattr(self, name) is None
+        ]
         if self.backend == "fireworks" and missing:
             raise BadInputError(
                 f"--base-model {self.base_model} needs its own {' and '.join(missing)}: prompts "
-                f"are rendered here, and the defaults are {FIREWORKS.base_model}'s"
+                f"are rendered here, and the defaults are for {self.default('base_model')}"
             )
         if not 0 < self.sampling_timeout < math.inf:
             raise BadInputError("--sampling-timeout must be a number of seconds above 0")
         if self.max_tokens >= self.max_seq_len:
             raise BadInputError(
                 f"--max-tokens {self.max_tokens} must be below --max-seq-len {self.max_seq_len}, "
-                "which the prompt needs a part of"
+                "which includes the prompt"
             )
 
     def task_source(self, part: str, folder: Path) -> dict[str, Any]:
         """Keyword arguments of everburn.hud.tasks:rows. Calibration holds nothing out."""
-        template = PROFILES[self.backend].template
+        template = "multiply" if self.backend == "fireworks" else "add"
         source: dict[str, Any]
         if self.taskset is not None:
             source = {"taskset": self.taskset}
@@ -209,7 +188,11 @@ class HudOptions:
         return {"part": part} | counts | source
 
     def run_file(self, folder: Path) -> RunFile:
-        """The run. Raises BadInputError for values that no run can have."""
+        """The run's configuration.
+
+        Raises:
+            BadInputError: a value isn't valid in a run.
+        """
         values = self._values(folder)
         try:
             config = parse_config(values)
@@ -217,8 +200,8 @@ class HudOptions:
             raise BadInputError(str(error)) from None
         if config.origin_problem() is not None:
             raise BadInputError(
-                f"--resume-from {self.resume_from}: give the checkpoint's whole path, as it was "
-                "printed when it was saved"
+                f"--resume-from {self.resume_from}: give the checkpoint's whole path, as printed "
+                "when it was saved"
             )
         return RunFile("hud", values, config)
 
@@ -234,7 +217,7 @@ class HudOptions:
                 | self._environments(folder),
             },
             "dataset": _rows(self.task_source("training", folder)),
-            # Every step trains on the same tasks.
+            # One epoch per step: every step trains on the same tasks.
             "epochs": self.steps,
             "shuffle": False,
             "seed": self.seed,
@@ -249,7 +232,7 @@ class HudOptions:
             "max_completion_tokens": self.max_tokens,
             "max_seq_len": self.max_seq_len,
             "temperature": self.temperature,
-            "rollout_timeout": self._patience(self.tasks_per_step * self.group_size),
+            "rollout_timeout": self._timeout(self.tasks_per_step * self.group_size),
             "loss": self.loss_fn,
             "learning_rate": self.learning_rate,
             "adam_beta1": 0.9,
@@ -265,11 +248,11 @@ class HudOptions:
         if not self.calibrate:
             values |= {
                 "evaluation_dataset": _rows(self.task_source("held_out", folder)),
-                # At the end only, and at the start where that is asked for.
+                # Longer than the run: evaluates at the end only, or also at the start.
                 "evaluation_interval": self.steps + 1,
                 "initial_evaluation": self.eval_before,
                 "evaluation_temperature": 0.0,
-                "evaluation_timeout": self._patience(self.eval_tasks),
+                "evaluation_timeout": self._timeout(self.eval_tasks),
             }
         if self.resume_from is not None:
             values["init_from_checkpoint"] = self.resume_from
@@ -282,8 +265,8 @@ class HudOptions:
             return {"env_path": str(folder / self.env_path)}
         return {"environment": f"{ARITHMETIC}:environment"}
 
-    def _patience(self, rollouts: int) -> float:
-        """Seconds that the last of some rollouts may take: it waits for an environment first."""
+    def _timeout(self, rollouts: int) -> float:
+        """Seconds for the last of `rollouts`, including its wait for an environment."""
         rounds = math.ceil(rollouts / self.max_concurrent)
         return rounds * (self.sampling_timeout + OVERHEAD)
 
@@ -291,9 +274,14 @@ class HudOptions:
         dotenv.load(folder)
         if self.backend == "fireworks" and not os.environ.get(KEY_ENV, "").strip():
             raise BadInputError(
-                f"set {KEY_ENV} before training on Fireworks, in the environment or in a .env file "
-                "here; `--backend emulator` needs no key"
+                f"set {KEY_ENV} before training on Fireworks, in the environment or in ./.env; "
+                "`--backend emulator` needs no key"
             )
+
+
+def flag(name: str) -> str:
+    """The command-line option of a field."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _rows(kwargs: dict[str, Any]) -> dict[str, Any]:

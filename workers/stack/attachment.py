@@ -1,4 +1,4 @@
-"""The local stack, as a command uses it: found or started, attached to, let go.
+"""The local stack as a command uses it: find or start it, attach, detach.
 
 Owns the choice of ports and the start of the supervisor, which does the rest (supervisor.py).
 """
@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from workers import dotenv
 from workers.environment import as_typed
@@ -23,9 +22,9 @@ from workers.stack.temporal_server import find_binary
 POLL = 0.1
 FOLLOW_POLL = 0.5
 STAY_TIMEOUT = 10.0
-"""Seconds for the supervisor to write down whether it stays: it does so at once where it can."""
+"""Seconds for the supervisor to record whether it stays; usually it does so at once."""
 OTHERS_TIMEOUT = 2.0
-"""Seconds after which a supervisor that doesn't stop has other users."""
+"""Seconds after which a supervisor that doesn't stop must have other users."""
 
 MAX_STARTS = 3
 """Stacks of two folders that start at once may choose the same ports."""
@@ -34,7 +33,7 @@ Say = Callable[[str], None]
 
 
 class Stack:
-    """An attachment to the stack of a folder. The stack stays up for as long as anybody has one."""
+    """An attachment to a folder's stack, which stays up while at least one exists."""
 
     def __init__(self, folder: StackFolder, lock: FolderLock, state: StackState, own: bool) -> None:
         self.folder = folder
@@ -42,58 +41,62 @@ class Stack:
         self.started_here = own
         self._lock = lock
         self._log = folder.log("stack")
-        # Somebody may have deleted it to make room.
-        self._told = self._log.stat().st_size if self._log.exists() else 0
-        self._told_of_its_end = False
+        # A user may have deleted the log to free space.
+        self._read = self._log.stat().st_size if self._log.exists() else 0
+        self._end_reported = False
 
     @classmethod
-    def attach(cls, root: Path, ports: PortWishes, say: Say) -> "Stack":
-        """Use the folder's stack; start it where none runs.
+    @contextmanager
+    def attach(cls, root: Path, ports: PortWishes, say: Say) -> Iterator["Stack"]:
+        """Use the folder's stack in the block; start it if none runs.
 
         Raises:
-            BadInputError: a port that was asked for is taken.
-            UserError: it can't be started; says why and where to look.
+            BadInputError: a requested port is in use.
+            UserError: the stack can't be started; the message says why.
         """
         folder = StackFolder(root)
         folder.create()
         lock = FolderLock(folder.attached_lock)
         try:
             lock.share()
-            state, own = _find_or_start(folder, ports, say)
-            return cls(folder, lock, state, own)
+            stack = cls(folder, lock, *_find_or_start(folder, ports, say))
         except BaseException:
             lock.close()
             raise
+        try:
+            yield stack
+        finally:
+            stack.detach()
 
     @property
     def lives(self) -> bool:
         return self.state.lives
 
     def news(self) -> list[str]:
-        """What the supervisor has said since it was asked last; once, that it is gone."""
-        lines = self._said()
-        if not self._told_of_its_end and not self.lives:
-            self._told_of_its_end = True
+        """New lines of the supervisor; once, also that it is gone."""
+        lines = self._new_lines()
+        if not self._end_reported and not self.lives:
+            self._end_reported = True
             lines.append(
-                "the local stack's supervisor is gone: what ends isn't started again; interrupt, "
-                "and go on with `everburn resume RUN`"
+                "the local stack's supervisor is gone, so services that end aren't restarted: "
+                "interrupt, and continue with `everburn resume RUN`"
             )
         return lines
 
-    def _said(self) -> list[str]:
+    def _new_lines(self) -> list[str]:
         try:
             with self._log.open("rb") as log:
-                log.seek(self._told)
+                log.seek(self._read)
                 *lines, rest = log.read().split(b"\n")
-                self._told = log.tell() - len(rest)
+                self._read = log.tell() - len(rest)
         except OSError:
             return []
         return [line.decode(errors="replace") for line in lines]
 
     def description(self) -> list[str]:
-        """Where its parts are."""
+        """The stack's addresses and folders."""
         state = self.state
-        began = "started" if self.started_here else "in use already"
+        began = "started" if self.started_here else "already running"
         return [
             f"local stack {began} (supervisor pid {state.supervisor.pid})",
             f"  Temporal   {state.temporal}",
@@ -103,36 +106,36 @@ class Stack:
         ]
 
     def follow(self, say: Say) -> None:
-        """Pass on the supervisor's news for as long as it lives.
+        """Print the supervisor's lines while it is alive.
 
         Raises:
-            UserError: it is gone.
+            UserError: the supervisor is gone.
         """
         while self.lives:
-            for line in self._said():
+            for line in self._new_lines():
                 say(line)
             time.sleep(FOLLOW_POLL)
         raise UserError(f"the local stack has ended: see {self._shown(self._log)}")
 
     def leftover(self) -> list[str]:
-        """What stays behind when this command leaves, and how to end it."""
+        """What keeps running after this command, and how to end it."""
         state = self.folder.find() or self.state
         pids = ", ".join(f"{name} {record.pid}" for name, record in state.services.items())
         return [
-            f"the local stack runs on: supervisor {state.supervisor.pid}, {pids}",
+            f"the local stack keeps running: supervisor {state.supervisor.pid}, {pids}",
             f"  end it:           kill {state.supervisor.pid}",
-            f"  look after it:    {as_typed('everburn')} dev",
+            f"  attach to it:     {as_typed('everburn')} dev",
         ]
 
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self.folder.root))
 
     def stay(self) -> None:
-        """Keep the stack up after its last user, until somebody takes it over or ends it."""
+        """Keep the stack up without attached commands, until `take_over` or a signal."""
         self._set_stays(True)
 
     def take_over(self) -> None:
-        """Let the stack end with its last user again."""
+        """Let the stack stop with its last attached command again."""
         self._set_stays(False)
 
     def _set_stays(self, stays: bool) -> None:
@@ -146,11 +149,11 @@ class Stack:
             time.sleep(POLL)
 
     def detach(self) -> None:
-        """Let go, and wait until the stack is down, unless others use it."""
+        """Release the stack, and wait until it has stopped unless others use it."""
         self._lock.close()
         if not self.lives:
-            # It was killed; its services must not outlive it. Those of a stack that another
-            # command has started here since aren't its services.
+            # The supervisor was killed: end its services, unless the state is already that of a
+            # newer stack.
             left = self.folder.last() or self.state
             if not left.lives:
                 end_leftovers(left)
@@ -161,20 +164,9 @@ class Stack:
             if state.stays or others:
                 return
             time.sleep(POLL)
-        # It forgets its state when all services have ended, and ends itself a moment later.
+        # The supervisor deletes its state when all services have ended, and ends shortly after.
         while self.lives:
             time.sleep(POLL)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.detach()
 
 
 def _find_or_start(folder: StackFolder, ports: PortWishes, say: Say) -> tuple[StackState, bool]:
@@ -190,7 +182,7 @@ def _find_or_start(folder: StackFolder, ports: PortWishes, say: Say) -> tuple[St
             starts += 1
         ended = None if supervisor is None else supervisor.poll()
         if ended == 0:
-            supervisor = None  # another command's was faster
+            supervisor = None  # the supervisor of another command was faster
         elif ended is not None:
             failed = folder.last()
             if starts == MAX_STARTS or failed is None or not _lost_a_port(failed):
@@ -200,20 +192,18 @@ def _find_or_start(folder: StackFolder, ports: PortWishes, say: Say) -> tuple[St
 
 
 def _check_ports(ports: PortWishes, state: StackState) -> None:
-    """Raises BadInputError where the living stack has other ports than those asked for."""
-    has = (state.temporal_port, state.ui_port, state.emulator_port)
-    for wish, port in zip(ports.wishes(), has, strict=True):
+    """Raises BadInputError: the running stack has other ports than requested."""
+    for wish, port in zip(ports.wishes(), state.ports, strict=True):
         if wish.asked not in (None, port):
             raise BadInputError(
-                f"a stack runs in this folder already, with {wish.purpose} at port {port}: "
-                f"stop it first, or leave out {wish.option}"
+                f"a stack is already running in this folder, with {wish.purpose} at port {port}: "
+                f"stop it first, or omit {wish.option}"
             )
 
 
 def _lost_a_port(failed: StackState) -> bool:
-    """Whether somebody took a port between our look at it and our server's."""
-    ports = (failed.temporal_port, failed.ui_port, failed.emulator_port)
-    return not all(is_free(port) for port in ports)
+    """True if another process took a port between our check and our server's start."""
+    return not all(is_free(port) for port in failed.ports)
 
 
 def _start_supervisor(
@@ -227,12 +217,13 @@ def _start_supervisor(
         if note is not None:
             say(note)
     say("starting the local stack ...")
+    temporal, ui, emulator = (port for port, _ in chosen)
     order = StackOrder(
         root=folder.root,
-        temporal=binary,
-        temporal_port=chosen[0][0],
-        ui_port=chosen[1][0],
-        emulator_port=chosen[2][0],
+        binary=binary,
+        temporal_port=temporal,
+        ui_port=ui,
+        emulator_port=emulator,
     )
     with folder.log("stack").open("ab") as log:
         return subprocess.Popen(

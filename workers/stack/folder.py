@@ -1,29 +1,29 @@
-"""The folder `.everburn` of a local stack: its state, its locks, its logs.
+"""The folder `.everburn` of a local stack: its state, locks and logs.
 
-Owns the files by which commands and the supervisor of one folder know of each other:
+Owns the files that commands and the supervisor of one folder share:
 
-- `stack.json`: what runs where. It counts only while the supervisor named in it lives.
-- `attached.lock`: held shared by every command that uses the stack. The kernel drops it when a
-  command ends, however it ends; when nobody holds it, the supervisor stops the stack.
-- `supervisor.lock`: held by the supervisor, so that there is one.
+- `stack.json`: processes and ports. Valid only while the supervisor named in it lives.
+- `attached.lock`: held shared by each command that uses the stack. The kernel releases it when the
+  command ends in any way; when no command holds it, the supervisor stops the stack.
+- `supervisor.lock`: held by the supervisor, so that there is only one.
 """
 
 import contextlib
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from workers.stack.ports import HOST
+
 STOP_GRACE = 5.0
-"""Seconds a leftover process has between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL for a leftover process."""
 
 
 class ProcessRecord(BaseModel):
-    """A process by pid and the time it was created at: pids alone are reused."""
+    """A process by pid and creation time, since pids are reused."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,7 +39,7 @@ class ProcessRecord(BaseModel):
 
     @property
     def process(self) -> psutil.Process | None:
-        """The process, if it still lives."""
+        """The process, if it is alive."""
         with contextlib.suppress(psutil.NoSuchProcess):
             found = psutil.Process(self.pid)
             same = found.create_time() == self.created
@@ -47,30 +47,39 @@ class ProcessRecord(BaseModel):
         return None
 
 
-class StackState(BaseModel):
-    """What runs where. phase: `starting`, `running`, `stopping` or `failed`. stays: also without
-    users."""
+class StackPorts(BaseModel):
+    """The ports of a stack's servers, and their addresses."""
+
+    temporal_port: int
+    ui_port: int
+    emulator_port: int
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        return self.temporal_port, self.ui_port, self.emulator_port
+
+    @property
+    def temporal(self) -> str:
+        return f"{HOST}:{self.temporal_port}"
+
+    @property
+    def ui(self) -> str:
+        return f"http://{HOST}:{self.ui_port}"
+
+    @property
+    def emulator(self) -> str:
+        return f"http://{HOST}:{self.emulator_port}"
+
+
+class StackState(StackPorts):
+    """Processes and ports of a stack. phase: `starting`, `running`, `stopping` or `failed`. stays:
+    keep running without attached commands."""
 
     supervisor: ProcessRecord
     phase: str = "starting"
     failure: str | None = None
     stays: bool = False
-    temporal_port: int
-    ui_port: int
-    emulator_port: int
     services: dict[str, ProcessRecord] = Field(default_factory=dict)
-
-    @property
-    def temporal(self) -> str:
-        return f"127.0.0.1:{self.temporal_port}"
-
-    @property
-    def ui(self) -> str:
-        return f"http://127.0.0.1:{self.ui_port}"
-
-    @property
-    def emulator(self) -> str:
-        return f"http://127.0.0.1:{self.emulator_port}"
 
     @property
     def lives(self) -> bool:
@@ -95,18 +104,18 @@ class StackFolder:
         return self.logs / f"{name}.log"
 
     def begin_log(self, name: str) -> None:
-        """Let the next writer find an empty log; what was there is kept as `<name>.1.log`, since it
-        may say why a person has started the stack again."""
+        """Begin an empty log; the previous one is kept as `<name>.1.log`, since it may explain why
+        the service was restarted."""
         with contextlib.suppress(FileNotFoundError):
             self.log(name).replace(self.log(f"{name}.1"))
 
     def find(self) -> StackState | None:
-        """The state of the stack, if one lives here."""
+        """The state of the stack, if it is alive."""
         state = self.last()
         return state if state is not None and state.lives else None
 
     def last(self) -> StackState | None:
-        """The state that was written last, also of a supervisor that is gone."""
+        """The last written state, even if its supervisor is gone."""
         try:
             return StackState.model_validate_json(self._state.read_bytes())
         except (FileNotFoundError, ValidationError):
@@ -122,17 +131,17 @@ class StackFolder:
 
 
 class FolderLock:
-    """A lock on a file, let go when it is closed or when its process ends."""
+    """A lock on a file, released when it is closed or when its process ends."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def share(self) -> None:
-        """Hold it together with others; waits for one who holds it alone."""
+        """Hold it shared; waits while another holder has it exclusively."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
 
     def try_alone(self) -> bool:
-        """Hold it alone, unless somebody holds it."""
+        """Hold it exclusively; returns False if it is held already."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -144,26 +153,15 @@ class FolderLock:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def end_leftovers(state: StackState) -> None:
-    """End the services whose supervisor was killed: they hold ports and the database."""
+    """End the services of a killed supervisor, which hold ports and the database."""
     found = [record.process for record in state.services.values()]
     end_processes([process for process in found if process is not None])
 
 
 def end_processes(processes: list[psutil.Process]) -> None:
-    """SIGTERM, and SIGKILL for those that are still there after a while."""
+    """Send SIGTERM, and after STOP_GRACE SIGKILL."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()

@@ -1,7 +1,6 @@
-"""Ports of 127.0.0.1: which are free, and who has the others.
+"""Ports of 127.0.0.1: which are free, and which process uses the others.
 
-A default port that is taken is replaced, with a word about it: whatever listens there isn't ours.
-A port that was asked for is never replaced.
+A default port that is in use is replaced, with a note. A requested port is never replaced.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Wish:
-    """A port for something: its usual one, or one that a person asked for by an option."""
+    """A port for `purpose`: the usual one, or the one requested by `option`."""
 
     purpose: str
     usual: int
@@ -25,7 +24,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class PortWishes:
-    """The ports that a person asked for, if any."""
+    """The requested ports, if any."""
 
     temporal: int | None = None
     ui: int | None = None
@@ -41,10 +40,10 @@ class PortWishes:
 
 
 def choose(wish: Wish) -> tuple[int, str | None]:
-    """A free port, and a note where it isn't the usual one.
+    """A free port, and a note if it isn't the usual one.
 
     Raises:
-        BadInputError: the port that was asked for is taken.
+        BadInputError: the requested port is in use.
     """
     port = wish.asked if wish.asked is not None else wish.usual
     if is_free(port):
@@ -59,20 +58,20 @@ def choose(wish: Wish) -> tuple[int, str | None]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there."""
+    """True if a server could listen there."""
     with socket.socket() as probe:
-        # As servers do: a port whose last connections are still winding down is free.
+        # As servers do, so that a port in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
             return False
-    # On macOS the bind succeeds beside a server that listens on all addresses.
+    # On macOS, bind succeeds even if a server listens on all addresses.
     return not is_open(port)
 
 
 def is_open(port: int) -> bool:
-    """Whether something accepts connections there."""
+    """True if a process accepts connections there."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HOST, port)) == 0
@@ -85,7 +84,7 @@ def free_port() -> int:
 
 
 def occupant(port: int) -> str | None:
-    """The process that listens there, `name, pid 123`; None where the system doesn't say."""
+    """The process that listens there, `name, pid 123`; None if the system doesn't say."""
     import psutil
 
     with contextlib.suppress(psutil.Error):

@@ -1,18 +1,18 @@
 """The supervisor of a local stack: starts its services, restarts what dies, stops them in order.
 
-It is a process of its own, started by the first command that needs the stack (attachment.py), and
-it lives for as long as some command is attached. That is decided by a file lock that every attached
-command holds and that the kernel drops when a command ends, also by SIGKILL: so no service outlives
-its users, on Linux and on macOS alike, and neither Temporal's binary nor a worker has to know
-anything about its parent. (PR_SET_PDEATHSIG is Linux only; a pipe inherited by the children can't
-be watched by a foreign binary, and dies with the first of several users.)
+The supervisor is a separate process, started by the first command that needs the stack
+(attachment.py); it lives while a command is attached. Each attached command holds a shared file
+lock, which the kernel releases when the command ends, even by SIGKILL. So no service outlives its
+users, on Linux and macOS, and neither Temporal's binary nor a worker needs to know its parent.
+(PR_SET_PDEATHSIG is Linux only; Temporal's binary can't watch an inherited pipe, which would also
+close with the first of several users.)
 
-The supervisor leads a session of its own: Ctrl-C in the terminal reaches the command, not the
+The supervisor leads its own session: Ctrl-C in the terminal reaches the command but not the
 services, which a graceful stop still needs. Signals: SIGTERM stops the stack; SIGUSR1 keeps it up
-though the last command leaves, and SIGUSR2 takes that back.
+without attached commands, and SIGUSR2 reverts that.
 
-Should the supervisor itself be killed, the attached command ends what it left, else the next one
-that starts a stack here.
+If the supervisor itself is killed, the attached command ends its services, else the next command
+that starts a stack here does.
 """
 
 import asyncio
@@ -27,48 +27,50 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel
 
 from everburn.trainers.backends import EMULATOR_URL_ENV
 from workers.connection import DEFAULT_NAMESPACE
 from workers.environment import BUILD_ID_ENV
 from workers.exits import leave
-from workers.stack.folder import FolderLock, ProcessRecord, StackFolder, StackState, end_processes
-from workers.stack.ports import HOST
+from workers.stack.folder import (
+    FolderLock,
+    ProcessRecord,
+    StackFolder,
+    StackPorts,
+    StackState,
+    end_processes,
+)
 from workers.stack.temporal_server import start_command
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
 
 POLL = 0.2
 START_TIMEOUT = 120.0
-"""Seconds for a service to answer: importing torch on a busy machine takes its time."""
+"""Seconds for a service to answer: importing torch on a busy machine is slow."""
 ASK_TIMEOUT = 5.0
-"""Seconds for one answer. A connection to a server that isn't there yet may be accepted by nobody
-(a client can even meet itself on a port of the ephemeral range), and then never answers."""
+"""Seconds for one answer. A connection to a server that doesn't listen yet may never answer (on an
+ephemeral port, a client can even connect to itself)."""
 STOP_TIMEOUT = 25.0
-"""Seconds for a service to go: more than the workers' grace period and the end of user code."""
+"""Seconds for a service to end: more than the workers' grace period and the end of user code."""
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
-"""Seconds before a dead service is started again; doubled each time until it has stayed up."""
+"""Seconds before a dead service is restarted; doubled each time until it stays up STAYED_UP."""
 STAYED_UP = 60.0
 
 
 class StackFailure(Exception):
-    """The stack can't be brought up; says why and where to look."""
+    """The stack can't start; the message says why and which log to read."""
 
 
-class StackOrder(BaseModel):
-    """What the starting command tells the supervisor."""
+class StackOrder(StackPorts):
+    """The supervisor's input, from the command that starts it. binary: the Temporal server."""
 
     root: Path
-    temporal: Path
-    temporal_port: int
-    ui_port: int
-    emulator_port: int
+    binary: Path
 
 
 @dataclass(frozen=True)
 class Service:
-    """A process of the stack. stop_rank: services of a lower rank stop first, each while what it
-    needs is still there."""
+    """A process of the stack. stop_rank: services of lower rank stop first, while the services that
+    they need are still up."""
 
     name: str
     command: list[str]
@@ -78,20 +80,19 @@ class Service:
 
 def services_of(order: StackOrder, folder: StackFolder) -> tuple[list[Service], list[Service]]:
     """The servers, and the workers that need them."""
-    address = f"{HOST}:{order.temporal_port}"
     environment = {
-        EMULATOR_URL_ENV: f"http://{HOST}:{order.emulator_port}",
-        # The SDK's telemetry goes to the training server; the emulator has no use for it.
+        EMULATOR_URL_ENV: order.emulator,
+        # The SDK sends telemetry to the training server; the emulator ignores it.
         "TINKER_TELEMETRY": os.environ.get("TINKER_TELEMETRY", "0"),
-        # Nobody makes a build of a local stack the current one.
+        # Unversioned: a local stack has no current build.
         BUILD_ID_ENV: "",
     }
-    temporal = start_command(order.temporal, folder.database, order.temporal_port, order.ui_port)
+    temporal = start_command(order.binary, folder.database, order.temporal_port, order.ui_port)
     emulator = ["--port", str(order.emulator_port), "--home", str(folder.emulator_home)]
 
     def worker(role: str, stop_rank: int) -> Service:
         command = everburn_command(
-            "worker", role, "--address", address, "--namespace", DEFAULT_NAMESPACE
+            "worker", role, "--address", order.temporal, "--namespace", DEFAULT_NAMESPACE
         )
         return Service(role, command, stop_rank, environment)
 
@@ -103,8 +104,8 @@ def services_of(order: StackOrder, folder: StackFolder) -> tuple[list[Service], 
 
 
 def everburn_command(*arguments: str) -> list[str]:
-    """Our own command line under this interpreter. -P: a `workers` folder of the user's, in the
-    current folder, isn't ours."""
+    """Everburn's command line under this interpreter. -P: don't import a `workers` folder of the
+    user from the current folder."""
     return [sys.executable, "-P", "-m", "workers.cli.app", *arguments]
 
 
@@ -118,14 +119,12 @@ class Supervisor:
         self._unwritten = False
         self._state = StackState(
             supervisor=ProcessRecord.of(os.getpid()),
-            temporal_port=order.temporal_port,
-            ui_port=order.ui_port,
-            emulator_port=order.emulator_port,
+            **order.model_dump(include=set(StackPorts.model_fields)),
         )
 
     async def run(self) -> int:
-        """Keep the stack until nobody needs it; the exit code."""
-        self._folder.write(self._state)  # where even that fails, nothing has been started yet
+        """Keep the stack up until no command is attached; returns the exit code."""
+        self._folder.write(self._state)  # if that fails, nothing has been started yet
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish)
@@ -176,30 +175,30 @@ class Supervisor:
         self._folder.begin_log(service.name)
         while True:
             started = time.monotonic()
-            ending = await self._live(service)
+            reason = await self._run_once(service)
             if self._state.phase == "starting":
                 raise StackFailure(
-                    f"{service.name} ended at its start ({ending}): {self._hint(service)}"
+                    f"{service.name} ended at its start ({reason}): {self._hint(service)}"
                 )
             if time.monotonic() - started > STAYED_UP:
                 delay = FIRST_DELAY
             self._say(
-                f"{service.name} ended ({ending}); it starts again in {delay:g} s: "
+                f"{service.name} ended ({reason}); it restarts in {delay:g} s: "
                 f"{self._hint(service)}"
             )
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
 
-    async def _live(self, service: Service) -> str:
-        """From its start to its end; how it ended."""
+    async def _run_once(self, service: Service) -> str:
+        """Run a service once; returns how it ended."""
         try:
             process = await self._start(service)
         except OSError as error:
             return f"not started: {error}"
-        return _ending(await process.wait())
+        return _exit_reason(await process.wait())
 
     async def _start(self, service: Service) -> asyncio.subprocess.Process:
-        self._folder.create()  # logs are what a person deletes to make room
+        self._folder.create()  # a user may have deleted the logs to free space
         with self._folder.log(service.name).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *service.command,
@@ -250,8 +249,7 @@ class Supervisor:
         return True
 
     def _listens(self, name: str, port: int) -> bool:
-        """Whether our service has the port: who else answers there may be that of a stack that was
-        started at the same moment, and was faster."""
+        """True if our service has the port; a stack started at the same moment may have it."""
         try:
             connections = psutil.Process(self._processes[name].pid).net_connections("tcp")
         except (KeyError, psutil.Error):
@@ -279,13 +277,14 @@ class Supervisor:
     # Ending
 
     async def _watch_users(self) -> None:
-        """End when no command is attached any more."""
-        with FolderLock(self._folder.attached_lock) as lock:
+        """End when no command is attached."""
+        with contextlib.closing(FolderLock(self._folder.attached_lock)) as lock:
             while not self._end.done():
                 if lock.try_alone():
                     if not self._state.stays:
                         self._finish()
-                        # Held to the end: who attaches meanwhile waits, and starts a new stack.
+                        # Held to the end: a command that attaches meanwhile waits, then starts a
+                        # new stack.
                         await asyncio.Event().wait()
                     lock.release()
                 if self._unwritten:
@@ -321,7 +320,7 @@ class Supervisor:
             await asyncio.gather(
                 *(self._stop(self._processes[name]) for name in names if name in self._processes)
             )
-        # What user code started belongs to the stack too.
+        # Processes that user code started belong to the stack too.
         await asyncio.to_thread(end_processes, _others_of_session())
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
@@ -334,10 +333,9 @@ class Supervisor:
             process.kill()
             await process.wait()
 
-    # Telling
+    # Reporting
 
-    # A full disk ends nothing: what can't be written is written later, and what can't be said is
-    # lost.
+    # A full disk ends nothing: the state is written later, and lines are lost.
 
     def _write(self) -> None:
         try:
@@ -351,7 +349,7 @@ class Supervisor:
             print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
     def _hint(self, service: Service) -> str:
-        """The last line that a service wrote, and where the others are."""
+        """The last line of a service's log, and the log's path."""
         path = self._folder.log(service.name)
         text = ""
         with contextlib.suppress(OSError):
@@ -361,7 +359,7 @@ class Supervisor:
         return f"{last}see {path.relative_to(self._folder.root)}"
 
 
-def _ending(code: int) -> str:
+def _exit_reason(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
@@ -378,9 +376,9 @@ def _others_of_session() -> list[psutil.Process]:
 
 
 def main(order: StackOrder) -> int:
-    """The supervisor's process; ends at once where another one has the folder."""
+    """Run the supervisor; returns at once if the folder has one already."""
     folder = StackFolder(order.root)
-    with FolderLock(folder.supervisor_lock) as lock:
+    with contextlib.closing(FolderLock(folder.supervisor_lock)) as lock:
         if not lock.try_alone():
             return 0
 

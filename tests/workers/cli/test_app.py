@@ -1,4 +1,4 @@
-"""What the command line answers to bad input, without starting anything."""
+"""Bad input is reported without starting anything."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def config(everburn: Everburn, **changes: Any) -> str:
 
 
 def refused(everburn: Everburn, *arguments: str, **environment: str) -> str:
-    """What a command complains about; it must be bad input, and start nothing."""
+    """A command's error text; it must be bad input, and start nothing."""
     done = everburn(*arguments, **environment)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -40,16 +40,16 @@ def test_all_problems_of_a_configuration(everburn: Everburn) -> None:
     assert "completions_per_prompt:" in text
 
 
-def test_no_such_configuration(everburn: Everburn) -> None:
+def test_a_missing_configuration_file(everburn: Everburn) -> None:
     assert "can't read run.json" in refused(everburn, "run", "run.json")
 
 
-def test_no_such_dataset(everburn: Everburn) -> None:
+def test_a_missing_dataset_file(everburn: Everburn) -> None:
     text = refused(everburn, "run", config(everburn))
     assert f"there is no dataset file {everburn.folder / 'rows.jsonl'}" in text
 
 
-def test_a_missing_key_is_named_and_a_dotenv_file_brings_it(everburn: Everburn) -> None:
+def test_a_missing_key_is_named_and_read_from_a_dotenv_file(everburn: Everburn) -> None:
     (everburn.folder / "rows.jsonl").write_text("{}\n")
     path = config(everburn, **SERVERLESS)
     assert "FIREWORKS_API_KEY is empty" in refused(everburn, "run", path)
@@ -100,16 +100,16 @@ def test_a_port_in_use(everburn: Everburn) -> None:
 @pytest.mark.parametrize(
     "command", [["resume", "other"], ["fork", "other", "--at-step", "1"], ["reap", "other"]]
 )
-def test_a_folder_that_holds_no_run_or_a_damaged_one(
+def test_a_folder_without_a_run_or_with_a_damaged_one(
     everburn: Everburn, command: list[str]
 ) -> None:
-    """As the recipe's files of `everburn hud train` do, which have a configuration of their own."""
+    """The output folder of `everburn hud train` has another config.json."""
     file = everburn.folder / "runs" / "other" / "config.json"
     file.parent.mkdir(parents=True)
     file.write_text('{"backend": "emulator", "steps": 3}')
     done = everburn(*command)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {file} is no run's configuration: ")
+    assert done.stderr.startswith(f"error: {file} isn't a run's configuration: ")
     assert "steps: no such field" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -126,7 +126,7 @@ def test_usage_errors_are_bad_input(everburn: Everburn) -> None:
     assert "No such option" in refused(everburn, "dev", "--prot", "1")
 
 
-def test_every_command_explains_itself(everburn: Everburn) -> None:
+def test_every_command_has_help(everburn: Everburn) -> None:
     text = everburn("--help").stdout
     for command in ("run", "dev", "status", "stop", "list", "worker", "emulator", "doctor"):
         assert f" {command} " in text

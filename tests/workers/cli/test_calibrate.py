@@ -1,4 +1,4 @@
-"""`everburn calibrate` as a person reads it, on the emulator's tiny base model."""
+"""`everburn calibrate` as a user sees it, on the emulator's tiny base model."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def make_rollout_fn(setup):
         if outcome == "drop":
             return None
         segment = RolloutSample.of_sample(prompt, sample, float(outcome))
-        # An answer that tells which completion of which row it is.
+        # The answer names its row and completion.
         return RolloutRun([segment], answer=f" {sample_prompt['outcomes']}[{rollout_idx}]\\n")
 
     return rollout_fn
@@ -31,7 +31,7 @@ def make_rollout_fn(setup):
 
 
 def calibrated(everburn: Everburn, outcomes: list[list[Any]], *more: str, **fields: Any) -> str:
-    """What the command says of rows whose completions come to these rewards."""
+    """The output of the command for completions with these rewards."""
     (everburn.folder / "task.py").write_text(TASK)
     config = {
         "rollout": "task:make_rollout_fn",
@@ -51,7 +51,7 @@ def calibrated(everburn: Everburn, outcomes: list[list[Any]], *more: str, **fiel
     return done.stdout
 
 
-def test_every_figure_the_advice_and_the_samples(everburn: Everburn) -> None:
+def test_the_report_has_all_figures_advice_and_samples(everburn: Everburn) -> None:
     outcomes = [[1, 0, 1, 0], [1, 1, 1, 1], [0, "drop", "fail", 0], [9, 9, 9, 9]]
     text = calibrated(everburn, outcomes, "--samples", "2")
     figures = dict(re.findall(r"^  (\S.*?)  +(\S.*)$", text, re.M))
@@ -59,9 +59,9 @@ def test_every_figure_the_advice_and_the_samples(everburn: Everburn) -> None:
     assert figures["completed"] == (
         "10/12 (1 failed, the first: RecoverableRolloutError: the judge is out; 1 dropped)"
     )
-    assert figures["reward"] == "0.600 in the mean"
-    # The square root of a third in one row, and nothing in two.
-    assert figures["within groups"] == "0.192 standard deviation in the mean"
+    assert figures["reward"] == "0.600 on average"
+    # The square root of a third in one row, and zero in two.
+    assert figures["within groups"] == "0.192 standard deviation on average"
     assert figures["flat groups"] == "2/3"
     at_limit, of = figures["at the token limit"].split("/")
     mean, most = re.findall(r"[\d.]+", figures["output tokens"])
@@ -76,7 +76,7 @@ def test_every_figure_the_advice_and_the_samples(everburn: Everburn) -> None:
     ]
 
 
-def test_dedicated_training_is_calibrated_on_the_emulator_without_its_job(
+def test_dedicated_training_on_the_emulator_is_calibrated_without_a_job(
     everburn: Everburn,
 ) -> None:
     text = calibrated(

@@ -14,7 +14,7 @@ from workers.cli.doctor import check_disk, check_packages, check_python, check_s
 from workers.cli.run_file import load_run_file
 
 
-def test_a_machine_that_has_everything(everburn: Everburn) -> None:
+def test_a_complete_machine(everburn: Everburn) -> None:
     done = everburn("doctor")
     assert done.returncode == 0, done.stdout
     subjects = [line[8:].split(":")[0] for line in done.stdout.splitlines()]
@@ -22,8 +22,8 @@ def test_a_machine_that_has_everything(everburn: Everburn) -> None:
         assert subject in subjects
 
 
-def test_what_the_service_says_of_a_run(everburn: Everburn, emulator: RunningEmulator) -> None:
-    """`--live` against the emulator: every answer, nothing opened, and no key in what it prints."""
+def test_the_service_is_asked_about_a_run(everburn: Everburn, emulator: RunningEmulator) -> None:
+    """`--live` against the emulator: opens no session, and prints no key."""
     key = "fw_a_key_of_this_test"
     config = {
         "rollout": "task:make",
@@ -39,12 +39,12 @@ def test_what_the_service_says_of_a_run(everburn: Everburn, emulator: RunningEmu
     before = held(emulator)
     done = everburn("doctor", "run.json", "--live", FIREWORKS_API_KEY=key)
     assert done.returncode == 0, done.stdout
-    told = dict(line[8:].split(": ", 1) for line in done.stdout.splitlines())
-    assert told["account"] == "everburn"
-    assert told["base model"] == base_model.TINY
-    assert told["training shape"].startswith("accounts/everburn/trainingShapes/tiny/versions/")
-    assert told["output_model_id"].endswith("/models/not-yet-there is free")
-    assert "tokens" in told["tokenizer"]
+    shown = dict(line[8:].split(": ", 1) for line in done.stdout.splitlines())
+    assert shown["account"] == "everburn"
+    assert shown["base model"] == base_model.TINY
+    assert shown["training shape"].startswith("accounts/everburn/trainingShapes/tiny/versions/")
+    assert shown["output_model_id"].endswith("/models/not-yet-there is free")
+    assert "tokens" in shown["tokenizer"]
     assert held(emulator) <= before, "sessions of other tests may have ended"
 
     config["base_model"] = "accounts/everburn/models/none"
@@ -60,30 +60,30 @@ def test_what_the_service_says_of_a_run(everburn: Everburn, emulator: RunningEmu
 
 
 def held(emulator: RunningEmulator) -> set[tuple[str, str]]:
-    """What lives at the emulator."""
+    """Jobs, deployments and sessions at the emulator."""
     state = emulator.admin("GET", "state")
     kinds = ("sessions", "jobs", "deployments")
     return {(kind, name) for kind in kinds for name in state[kind]}
 
 
-def test_live_answers_are_about_a_run(everburn: Everburn) -> None:
+def test_live_checks_need_a_configuration(everburn: Everburn) -> None:
     done = everburn("doctor", "--live")
     assert done.returncode == 2
-    assert "name its CONFIG" in done.stderr
+    assert "give its CONFIG" in done.stderr
 
 
-def test_what_is_missing_makes_it_fail(everburn: Everburn) -> None:
+def test_a_missing_requirement_makes_doctor_fail(everburn: Everburn) -> None:
     done = everburn("doctor", "absent.json")
     assert done.returncode == 1
     assert "missing configuration: can't read absent.json" in done.stdout
 
 
-def test_another_package_of_our_name(everburn: Everburn) -> None:
-    """llama-index-workflows installs a top-level `workflows`, as this folder has one."""
+def test_a_shadowed_package_is_reported(everburn: Everburn) -> None:
+    """llama-index-workflows installs a top-level `workflows`, like this folder."""
     package = everburn.folder / "elsewhere" / "workflows"
     package.mkdir(parents=True)
-    (package / "everburn/__init__.py").touch()
-    found = f"package workflows: {package} is in the place of "
+    (package / "__init__.py").touch()
+    found = f"package workflows: {package} is imported instead of "
 
     done = everburn("doctor", PYTHONPATH=f"{package.parent}{os.pathsep}{ROOT}")
     assert done.returncode == 1
@@ -95,11 +95,11 @@ def test_another_package_of_our_name(everburn: Everburn) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_our_own_packages_are_in_their_place() -> None:
+def test_our_own_packages_are_not_shadowed() -> None:
     assert {finding.verdict for finding in check_packages()} == {"ok"}
 
 
-def test_a_store_whose_library_is_missing(
+def test_a_store_without_its_library(
     everburn: Everburn, tmp_path: Path, uninstalled_store: str
 ) -> None:
     write_sums(everburn.folder, 4)
@@ -123,4 +123,4 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "NEEDED_DISK", 1e9)
     finding = check_disk(tmp_path)
     assert finding.verdict == "missing"
-    assert "make room" in finding.text
+    assert "free some space" in finding.text

@@ -1,4 +1,4 @@
-"""A fork begins where another run was, needs nothing of it any more, and holds its own ledger."""
+"""A fork starts from another run's state, doesn't need that run, and has its own ledger."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ from workflows.run.train_run import TrainRun
 
 @pytest.fixture(scope="module")
 def everburn(shared_stack: Everburn) -> Everburn:
-    """Where a run of four steps, `first`, has ended."""
+    """A folder in which a run of four steps, `first`, has ended."""
     fields = {"max_head_offpolicy_versions": 1, "learning_rate": 0.01, "dcp_save_interval": 2}
     write_sums(shared_stack.folder, 8, "forked.json", **fields)
     done = shared_stack("run", "forked.json", "--id", "first")
@@ -46,7 +46,7 @@ def check_verified(everburn: Everburn, run: str, steps: int, rows: int) -> None:
     assert f"{steps} steps re-executed, {rows} rows trained once" in done.stdout
 
 
-def test_a_fork_goes_on_from_its_step_without_the_run_it_comes_from(everburn: Everburn) -> None:
+def test_a_fork_continues_from_its_step_without_its_origin(everburn: Everburn) -> None:
     done = everburn("fork", "first", "--at-step", "3", "--id", "second", "--set", "epochs=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "forked from run first at step 3" in done.stdout
@@ -70,8 +70,8 @@ def test_a_fork_goes_on_from_its_step_without_the_run_it_comes_from(everburn: Ev
     check_verified(everburn, "first", steps=4, rows=8)
 
 
-def test_replayed_weights_are_those_of_the_run_it_comes_from(everburn: Everburn) -> None:
-    """Without the checkpoint of the step itself, which is there to compare with."""
+def test_replayed_weights_equal_those_of_the_origin(everburn: Everburn) -> None:
+    """Without the checkpoint of the step itself, which the test compares with."""
     first = store_of(everburn, "first")
     saved = find_checkpoint(first, 4)
     assert saved is not None
@@ -88,8 +88,8 @@ def test_replayed_weights_are_those_of_the_run_it_comes_from(everburn: Everburn)
     assert weights_digest(home, again.path) == weights_digest(home, saved.path)
 
 
-def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
-    """Its branch with a loss of its own, which the verification finds in the folder."""
+def test_a_running_run_continues_after_a_fork(everburn: Everburn) -> None:
+    """The fork has a Python loss, which the verification imports from the folder."""
     long = everburn.start("run", "forked.json", "--id", "long", "--set", "epochs=10")
     parent = store_of(everburn, "long")
     wait_until(lambda: len(read_ledger(parent)) >= 3, "three steps")
@@ -97,8 +97,8 @@ def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
     changes += ["--set", 'loss={"name": "sums:loss"}']
     done = everburn("fork", "long", "--at-step", "2", "--id", "branch", *changes)
     assert done.returncode == 0, done.stdout + done.stderr
-    # A changed task: what was sampled for the old one isn't trained.
-    assert "0 untrained groups come along" in done.stdout
+    # The task changed: rollouts of the old one aren't trained.
+    assert "with 0 untrained groups" in done.stdout
     long.terminate()
     assert long.wait(timeout=120) == 0, everburn.output
     check_verified(everburn, "branch", steps=4, rows=8)
@@ -109,8 +109,8 @@ def test_a_running_run_is_forked_and_goes_on(everburn: Everburn) -> None:
     assert losses == ["grpo", "grpo", *[Entrypoint(name="sums:loss")] * 2]
 
 
-def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
-    """By a resume also what no step has followed; by a fork what was told before its step."""
+def test_a_fork_takes_over_the_commands_of_its_origin(everburn: Everburn) -> None:
+    """A resume takes over all commands, a fork those before its step."""
     running = everburn.start("run", "forked.json", "--id", "told", "--set", "epochs=8")
     store = store_of(everburn, "told")
     wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
@@ -121,7 +121,7 @@ def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
     running.terminate()
     assert running.wait(timeout=120) == 0, everburn.output
     before = rates(store)
-    # A batch that was sealed is finished at the new rate; but nothing has to follow.
+    # A sealed batch is finished at the new rate, and may be the last.
     assert set(before) <= {0.01, 0.002, 0.003}
 
     def planned(step: int) -> float:
@@ -148,8 +148,8 @@ def test_what_a_run_was_told_is_taken_over(everburn: Everburn) -> None:
     check_verified(everburn, "told", steps=32, rows=64)
 
 
-def test_a_run_that_has_not_ended_is_stayed_with(everburn: Everburn) -> None:
-    """A resume is all that a person needs after a crash, whatever the run made of it."""
+def test_resume_follows_a_run_that_has_not_ended(everburn: Everburn) -> None:
+    """After a crash, `resume` is right for open and ended runs."""
     left = everburn.start("run", "forked.json", "--id", "left", "--set", "epochs=100")
     store = store_of(everburn, "left")
     wait_until(lambda: len(read_ledger(store)) >= 1, "a step")
@@ -157,11 +157,11 @@ def test_a_run_that_has_not_ended_is_stayed_with(everburn: Everburn) -> None:
 
     changed = everburn("resume", "left", "--set", "learning_rate=0.002")
     assert changed.returncode == 2
-    assert "run left hasn't ended, and goes on by itself" in changed.stderr
+    assert "run left hasn't ended and continues while" in changed.stderr
 
     resumed = everburn.start("resume", "left")
     wait_until(lambda: re.search(r"step [1-9]\d*/400", everburn.output), "its progress")
-    assert "run left hasn't ended: it goes on, and Ctrl-C asks it to stop" in everburn.output
+    assert "run left hasn't ended and continues; Ctrl-C asks it to stop" in everburn.output
     resumed.terminate()
     assert resumed.wait(timeout=120) == 0, everburn.output
     assert "stopped after" in everburn.output
@@ -185,12 +185,12 @@ def tell(everburn: Everburn, run: str, update: Any, *arguments: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "step", "run_id", "changes", "complaint"),
+    ("name", "step", "run_id", "changes", "error"),
     [
         ("nowhere", 1, "x", [], "there is no run in"),
         ("first", 5, "x", [], "has committed 4 steps so far: it can be forked at step 0 to 4"),
-        ("first", 1, "first", [], "is there already: choose another --id"),
-        ("first", 1, ".x", [], "can't be a run id"),
+        ("first", 1, "first", [], "exists already: choose another --id"),
+        ("first", 1, ".x", [], "isn't a valid run id"),
         ("first", 1, "x", ["base_model=other"], "base_model can't change in a fork"),
         ("first", 1, "x", ["lora_rank=8"], "lora_rank can't change in a fork"),
         ("first", 1, "x", ["dataset=rows.jsonl"], "dataset can't change in a fork"),
@@ -199,16 +199,16 @@ def tell(everburn: Everburn, run: str, update: Any, *arguments: Any) -> None:
         ("first", 1, "x", ["learnin_rate=1"], "did you mean learning_rate"),
     ],
 )
-def test_what_cannot_be_forked_is_refused_before_anything_starts(
-    everburn: Everburn, name: str, step: int, run_id: str, changes: list[str], complaint: str
+def test_an_impossible_fork_is_rejected_before_anything_starts(
+    everburn: Everburn, name: str, step: int, run_id: str, changes: list[str], error: str
 ) -> None:
     before = sorted(path.name for path in (everburn.folder / "runs").iterdir())
-    with pytest.raises(BadInputError, match=re.escape(complaint)):
+    with pytest.raises(BadInputError, match=re.escape(error)):
         plan_fork(name, step, run_id, changes, everburn.folder)
     assert sorted(path.name for path in (everburn.folder / "runs").iterdir()) == before
 
 
-def test_a_run_in_an_object_store_is_known_by_its_url(everburn: Everburn, tmp_path: Path) -> None:
+def test_a_run_in_an_object_store_is_found_by_its_url(everburn: Everburn, tmp_path: Path) -> None:
     bucket, local = f"memory://bucket/{tmp_path.name}", everburn.folder / "runs" / "first"
     url = f"{bucket}/first"
     MemoryFileSystem().put(f"{local}/", f"{url}/", recursive=True)
@@ -236,7 +236,7 @@ def test_a_run_without_a_saved_state_cannot_be_forked(everburn: Everburn) -> Non
         checkpoints.with_name("away").rename(checkpoints)
 
 
-def test_an_id_that_the_server_knows_is_refused_before_anything_is_copied(
+def test_an_id_that_the_server_knows_is_rejected_before_the_copy(
     everburn: Everburn,
 ) -> None:
     folder = everburn.folder / "runs" / "first"

@@ -1,4 +1,4 @@
-"""What the service says of a run's needs, asked of the emulator."""
+"""`everburn doctor --live` against the emulator."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def answers(config: RunConfig) -> dict[str, tuple[str, str]]:
     return {subject: (verdict, text) for verdict, subject, text in live_answers(config)}
 
 
-def test_a_run_that_has_all_it_needs(emulator: RunningEmulator) -> None:
+def test_a_run_with_all_requirements(emulator: RunningEmulator) -> None:
     before = emulator.admin("GET", "state")["sessions"].keys()
     found = answers(a_config(emulator.base_url))
     assert {verdict for verdict, _ in found.values()} == {"ok"}
@@ -43,19 +43,19 @@ def test_a_run_that_has_all_it_needs(emulator: RunningEmulator) -> None:
     assert emulator.admin("GET", "state")["sessions"].keys() <= before  # nothing is opened
 
 
-def test_a_model_that_is_not_there(emulator: RunningEmulator) -> None:
+def test_a_missing_model(emulator: RunningEmulator) -> None:
     found = answers(a_config(emulator.base_url, base_model="accounts/fireworks/models/none"))
     assert found["base model"][0] == "missing"
     assert "no model accounts/fireworks/models/none" in found["base model"][1]
 
 
 @pytest.mark.parametrize(("status", "text"), [(401, "is refused"), (403, "lacks the permission")])
-def test_a_key_that_is_refused_is_named(emulator: RunningEmulator, status: int, text: str) -> None:
+def test_a_rejected_key_is_named(emulator: RunningEmulator, status: int, text: str) -> None:
     emulator.plan_fault("accounts", "status", status=status, message="fw_some_key_of_a_test")
-    (verdict, said), *others = answers(a_config(emulator.base_url)).values()
+    (verdict, answer), *others = answers(a_config(emulator.base_url)).values()
     assert (verdict, others) == ("missing", [])
-    assert f"the API key in SOME_KEY {text}" in said
-    assert "fw_some_key_of_a_test" not in said
+    assert f"the API key in SOME_KEY {text}" in answer
+    assert "fw_some_key_of_a_test" not in answer
 
 
 def test_no_key_and_no_server(
@@ -68,7 +68,7 @@ def test_no_key_and_no_server(
     assert verdict == "missing" and "SOME_KEY is empty" in text
 
 
-def test_a_tokenizer_that_cannot_be_loaded(emulator: RunningEmulator, tmp_path: Any) -> None:
+def test_a_tokenizer_that_fails_to_load(emulator: RunningEmulator, tmp_path: Any) -> None:
     found = answers(a_config(emulator.base_url, tokenizer_model=str(tmp_path)))
     assert found["tokenizer"][0] == "missing"
 

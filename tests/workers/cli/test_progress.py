@@ -2,7 +2,7 @@ from typing import Any
 
 from rich.console import Console
 
-from workers.cli.progress import LineProgress, LiveProgress, eta, facts
+from workers.cli.progress import eta, facts, progress_on
 from workflows.messages import Status
 
 
@@ -40,19 +40,19 @@ def status(**changes: Any) -> Status:
 
 def shown(*statuses: Status) -> list[str]:
     console = Console(width=200)
-    with console.capture() as capture, LineProgress(console) as progress:
+    with console.capture() as capture, progress_on(console) as progress:
         for each in statuses:
             progress.show(each)
     return capture.get().splitlines()
 
 
-def test_the_time_left_is_the_steps_left_at_the_present_pace() -> None:
+def test_the_time_left_is_the_remaining_steps_at_the_latest_speed() -> None:
     assert eta(status()) == 28 * 1.5
     assert eta(status(step_seconds=None)) is None
     assert eta(status(step=40)) is None
 
 
-def test_a_line_says_where_the_run_is() -> None:
+def test_a_line_with_all_facts() -> None:
     (line,) = shown(status())
     assert line == (
         "0:21  step 12/40 · reward 0.412 · policy v12 · 61 rollouts in flight · "
@@ -60,7 +60,7 @@ def test_a_line_says_where_the_run_is() -> None:
     )
 
 
-def test_what_is_not_known_yet_is_left_out() -> None:
+def test_unknown_facts_are_omitted() -> None:
     assert facts(status(reward=None, step_seconds=None)) == [
         "policy v12",
         "61 rollouts in flight",
@@ -68,7 +68,7 @@ def test_what_is_not_known_yet_is_left_out() -> None:
     ]
 
 
-def test_lines_follow_phases_at_once_and_steps_now_and_then() -> None:
+def test_phases_are_printed_at_once_and_steps_at_intervals() -> None:
     lines = shown(
         status(step=0, total_steps=0, phase="starting", waiting_for="the run's folder"),
         status(step=0, total_steps=0, phase="preparing", waiting_for="a rollout worker"),
@@ -86,9 +86,9 @@ def test_lines_follow_phases_at_once_and_steps_now_and_then() -> None:
     ]
 
 
-def test_a_terminal_gets_the_same_facts_and_the_error_of_a_run_on_hold() -> None:
+def test_a_terminal_shows_the_same_facts_and_the_error_of_a_held_run() -> None:
     console = Console(width=200, force_terminal=True)
-    with console.capture() as capture, LiveProgress(console) as progress:
+    with console.capture() as capture, progress_on(console) as progress:
         progress.show(status(error="EntrypointError: no module task"))
         progress.say("rollout ended")
     text = capture.get()

@@ -1,5 +1,4 @@
-"""When `everburn reap` believes that a run is no more, and what it does with its trainer job and
-deployment."""
+"""When `everburn reap` accepts that a run has ended, and how it cleans up job and deployment."""
 
 import uuid
 from collections.abc import Iterator
@@ -43,7 +42,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEmulat
 
 
 def a_run(folder: Path, base_url: str, **fields: Any) -> RunRef:
-    """The folder of a run; nothing runs."""
+    """The folder of a run that isn't running."""
     values = {
         "rollout": "task:make",
         "dataset": "rows.jsonl",
@@ -59,7 +58,7 @@ def a_run(folder: Path, base_url: str, **fields: Any) -> RunRef:
 
 
 def provision(run: RunRef, emulator: RunningEmulator) -> str:
-    """Make its job and deployment, as its workers did; returns their id."""
+    """Create the job and deployment as workers do; returns their id."""
     from everburn.records.run_folder import stored_config
 
     assert RunProvisioning(run, stored_config(run)).advance().stage == "ready"
@@ -69,14 +68,14 @@ def provision(run: RunRef, emulator: RunningEmulator) -> str:
     return record.job_id
 
 
-def test_a_dead_runs_job_and_deployment_are_given_back(
+def test_the_job_and_deployment_of_a_dead_run_are_cleaned_up(
     everburn: Everburn, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FIREWORKS_API_KEY", KEY)
     run = a_run(everburn.folder, emulator.url)
     name = provision(run, emulator)
 
-    done = everburn("reap", run.id, "--ended")  # without the key it can't, and says so
+    done = everburn("reap", run.id, "--ended")  # fails without the key
     assert done.returncode == 1
     (left,) = (line for line in done.stdout.splitlines() if line.startswith("left: "))
     assert "the environment variable FIREWORKS_API_KEY is empty" in left
@@ -92,7 +91,7 @@ def test_a_dead_runs_job_and_deployment_are_given_back(
     assert name not in state["deployments"]
 
 
-def test_what_its_configuration_keeps_is_kept_and_said(
+def test_resources_that_the_configuration_keeps_are_kept_and_reported(
     everburn: Everburn, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FIREWORKS_API_KEY", KEY)
@@ -104,7 +103,7 @@ def test_what_its_configuration_keeps_is_kept_and_said(
     assert name in emulator.admin("GET", "state")["deployments"]
 
 
-def test_what_an_emulator_made_is_gone_with_it(
+def test_a_stopped_emulator_leaves_no_job_or_deployment(
     everburn: Everburn, emulator: RunningEmulator, dead_url: str
 ) -> None:
     run = a_run(everburn.folder, emulator.url, backend="emulator-dedicated")
@@ -137,7 +136,9 @@ async def reaped(folder: Path, run: RunRef, address: str | None = None, ended: b
     return done.reaped.count
 
 
-async def test_a_run_that_may_go_on_elsewhere_is_left_alone(tmp_path: Path, dead_url: str) -> None:
+async def test_a_run_that_may_be_running_elsewhere_is_not_reaped(
+    tmp_path: Path, dead_url: str
+) -> None:
     run, sandbox = left_behind(tmp_path, "dead", chain="1")
     unknown = r"may be running.*no local stack runs in this folder.*add --ended"
     with pytest.raises(BadInputError, match=unknown):
@@ -149,7 +150,7 @@ async def test_a_run_that_may_go_on_elsewhere_is_left_alone(tmp_path: Path, dead
     assert not sandbox.exists()
 
 
-async def test_an_end_that_is_recorded_is_believed_until_the_run_is_resumed(tmp_path: Path) -> None:
+async def test_a_recorded_end_is_valid_until_the_run_is_resumed(tmp_path: Path) -> None:
     run, sandbox = left_behind(tmp_path, "dead", chain="1")
     store = ArtifactStore.of(run)
     record_control(store, Control(at=0.0, what="stopped", ending="stopped"))
@@ -161,13 +162,13 @@ async def test_an_end_that_is_recorded_is_believed_until_the_run_is_resumed(tmp_
     assert not sandbox.exists()
 
 
-async def test_a_server_says_of_its_own_runs_whether_they_have_ended(
+async def test_a_server_knows_if_its_own_runs_have_ended(
     tmp_path: Path, temporal_server: str
 ) -> None:
     client = await Client.connect(temporal_server)
 
     async def started(run_id: str) -> WorkflowHandle[Any, Any]:
-        # No worker serves it: it neither begins nor ends by itself.
+        # No worker serves it: it neither starts nor ends.
         return await client.start_workflow(
             TrainRun.run, {}, id=run_id, task_queue=f"{ORCHESTRATOR_QUEUE}-of-nobody"
         )
@@ -175,7 +176,7 @@ async def test_a_server_says_of_its_own_runs_whether_they_have_ended(
     handle = await started(f"reaped-{uuid.uuid4().hex[:8]}")
     assert handle.first_execution_run_id is not None
     run, sandbox = left_behind(tmp_path, handle.id, handle.first_execution_run_id)
-    # As the folder has it while a resumed life begins.
+    # The folder at the start of a resumed incarnation.
     record_control(ArtifactStore.of(run), Control(at=0.0, what="stopped", ending="stopped"))
     for ended in (False, True):
         with pytest.raises(

@@ -28,7 +28,7 @@ def report(*samples: EvaluationSample) -> EvaluationReport:
 
 
 def rows(table: Table | None) -> dict[str, list[str]]:
-    """The table as it is printed, by the first column."""
+    """The printed rows by first column."""
     console = Console(width=100)
     with console.capture() as capture:
         console.print(table)
@@ -61,8 +61,8 @@ def test_counts_and_shares_before_and_after() -> None:
     )
 
 
-def test_rows_without_figures_are_left_out() -> None:
-    """A grader that doesn't say what it read can't tell wrong from invalid."""
+def test_rows_without_figures_are_omitted() -> None:
+    """Without the parsed answer, wrong and invalid answers can't be distinguished."""
     plain = report(sample(1, 4), sample(0, 5))
     assert list(rows(Comparison(None, plain).table())) == [
         "correct",
@@ -77,7 +77,7 @@ def test_partial_rewards_have_a_mean() -> None:
     assert rows(Comparison(before, after).table())["mean reward"] == ["0.250", "0.875"]
 
 
-def test_it_reads_the_files_of_a_run(tmp_path: Path) -> None:
+def test_the_comparison_reads_the_files_of_a_run(tmp_path: Path) -> None:
     run = RunRef(store=str(tmp_path), id="sums-1")
     assert Comparison.of(run).table() is None
     store = ArtifactStore.of(run)
@@ -86,7 +86,7 @@ def test_it_reads_the_files_of_a_run(tmp_path: Path) -> None:
     assert Comparison.of(run) == Comparison(BEFORE, AFTER)
 
 
-def test_an_evaluation_functions_figures_of_the_first_and_last_version() -> None:
+def test_an_evaluation_functions_metrics_at_the_first_and_last_version() -> None:
     evaluations = {0: {"eval/accuracy": 0.5}, 8: {"eval/accuracy": 0.75, "eval/cost": 1234.5}}
     assert rows(metrics_table(evaluations)) == {
         "eval/accuracy": ["0.5", "0.75"],
@@ -95,5 +95,5 @@ def test_an_evaluation_functions_figures_of_the_first_and_last_version() -> None
     assert metrics_table({}) is None
 
 
-def test_durations_read_as_clocks_do() -> None:
+def test_durations_are_formatted_like_clocks() -> None:
     assert [duration(s) for s in (7.4, 754, 3723)] == ["0:07", "12:34", "1:02:03"]

@@ -1,4 +1,4 @@
-"""A run that has ended goes on where it was, and its ledger still holds."""
+"""An ended run continues from its state, and its ledger stays valid."""
 
 import json
 import uuid
@@ -58,7 +58,7 @@ def test_a_stopped_run_is_resumed_to_its_end_and_verified(everburn: Everburn) ->
     assert unknown.returncode == 2
     assert "has no checkpoint 'state-99': it has state-0" in unknown.stderr
 
-    # From its first checkpoint: the ledger's steps are replayed, none is taken again.
+    # From its first checkpoint: the ledger's steps are replayed, none is repeated.
     wanted = ("--set", "learning_rate=0.001", "--set", "init_from_checkpoint=state-0")
     resumed = everburn("resume", "first", *wanted)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
@@ -102,13 +102,13 @@ def test_a_changed_file_is_found_by_verification(shared_stack: Everburn) -> None
 
 
 def check_refuted(everburn: Everburn, run: str, problem: str) -> None:
-    """Verification fails, and says of which file."""
+    """Verification fails and names the file."""
     verified = everburn("verify", run)
     assert verified.returncode == 1
     assert f"run {run} doesn't agree with its ledger: {problem}" in verified.stderr
 
 
-def test_steps_without_a_checkpoint_are_re_executed_and_not_said_to_agree(
+def test_steps_without_a_checkpoint_are_reported_as_not_compared(
     shared_stack: Everburn,
 ) -> None:
     fields = {"learning_rate": 0.01, "save_final_checkpoint": False}
@@ -130,12 +130,12 @@ def test_steps_without_a_checkpoint_are_re_executed_and_not_said_to_agree(
 
 
 STEPS = 40
-"""Of a run whose every step was saved."""
+"""Steps of a run that saved each of them."""
 
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunRef:
-    """Two rows a step; after the last step one row is complete, one rejected, one begun."""
+    """Two rows per step; after the last step one row is complete, one rejected, one started."""
     fields = {"prompt_groups_per_step": 2, "rollout": "support.tasks:make_rollout_fn"}
     run = scripted_run(tmp_path_factory.mktemp("long"), spread, 2 * STEPS + 4, **fields)
     store = ArtifactStore.of(run)
@@ -164,7 +164,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunRef:
         ("state-1", [0, 1]),
     ],
 )
-def test_a_resumed_run_keeps_as_many_checkpoints_in_mind_as_one_that_runs(
+def test_a_resumed_run_remembers_as_many_checkpoints_as_a_running_one(
     long_run: RunRef, wanted: str | None, steps: list[int]
 ) -> None:
     state = rebuilt_state(long_run, stored_config(long_run), 0.0, wanted)
@@ -172,7 +172,7 @@ def test_a_resumed_run_keeps_as_many_checkpoints_in_mind_as_one_that_runs(
     assert state.checkpoint == f"everburn/state-{steps[-1]}"
 
 
-def test_of_a_long_run_only_untrained_groups_are_read_when_it_is_resumed(
+def test_resuming_a_long_run_reads_untrained_groups_only(
     long_run: RunRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get, read = ArtifactStore.get, []
@@ -191,9 +191,7 @@ def test_of_a_long_run_only_untrained_groups_are_read_when_it_is_resumed(
     assert (state.cursor.returned, state.cursor.resolved_count) == ([last + 2], last + 1)
 
 
-async def test_only_the_run_of_the_folder_is_stayed_with(
-    tmp_path: Path, temporal_server: str
-) -> None:
+async def test_only_the_run_of_the_folder_is_followed(tmp_path: Path, temporal_server: str) -> None:
     write_sums(tmp_path, 4)
     config = parse_config(json.loads((tmp_path / "run.json").read_text()))
     server = Server(temporal_server)
@@ -208,16 +206,14 @@ async def test_only_the_run_of_the_folder_is_stayed_with(
     assert handle.first_execution_run_id is not None
     create_run_folder(run, config, Owner(chain=handle.first_execution_run_id))
     assert await is_running(server, run, changes=False, ended=False)
-    with pytest.raises(BadInputError, match="hasn't ended, and goes on by itself") as refusal:
+    with pytest.raises(BadInputError, match="hasn't ended and continues while") as refusal:
         await is_running(server, run, changes=True, ended=True)
     assert f"--name reconfigure {server.options} --input" in str(refusal.value)
     assert f"`everburn stop {run.id}{at}`" in str(refusal.value)
 
     other = RunRef(store=str(tmp_path / "others"), id=run.id)
     create_run_folder(other, config, Owner(chain="that of another server"))
-    with pytest.raises(
-        BadInputError, match=f"{other.folder} knows nothing of it so far.*{run.id}{at}`"
-    ):
+    with pytest.raises(BadInputError, match=f"not that of {other.folder}.*{run.id}{at}`"):
         await is_running(server, other, changes=False, ended=False)
 
     await handle.terminate()
@@ -226,10 +222,10 @@ async def test_only_the_run_of_the_folder_is_stayed_with(
         await is_running(server, other, changes=True, ended=False)
 
 
-async def test_the_server_that_the_folder_names_says_whether_a_run_has_ended(
+async def test_the_recorded_server_is_asked_if_a_run_has_ended(
     tmp_path: Path, temporal_server: str, dead_url: str
 ) -> None:
-    """A person may name no server, or another one."""
+    """The user may give no server, or another one."""
     write_sums(tmp_path, 4)
     config = parse_config(json.loads((tmp_path / "run.json").read_text()))
     client = await Client.connect(temporal_server)
@@ -256,7 +252,7 @@ async def test_the_server_that_the_folder_names_says_whether_a_run_has_ended(
     await require_ended(run, None, ended=False)
 
 
-def test_a_run_that_is_live_is_not_resumed_from_another_folder(
+def test_an_open_run_is_not_resumed_from_another_folder(
     shared_stack: Everburn, tmp_path: Path
 ) -> None:
     write_sums(shared_stack.folder, 400, "live.json")

@@ -1,4 +1,4 @@
-"""`everburn run` as a person sees it."""
+"""`everburn run` as a user sees it."""
 
 import json
 import re
@@ -46,7 +46,7 @@ async def evaluate(step, rollout_fn):
 
 
 def config(everburn: Everburn, dead_url: str, rollout: str) -> str:
-    """A run of a service that isn't there; it gets no further than its rollout function."""
+    """A run whose service isn't there; it fails in its rollout function."""
     values = {
         "rollout": rollout,
         "dataset": {"name": "few:rows"},
@@ -61,7 +61,7 @@ def config(everburn: Everburn, dead_url: str, rollout: str) -> str:
     return "few.json"
 
 
-def test_a_run_that_fails_says_how_and_leaves_nothing_running(
+def test_a_failed_run_reports_its_failure_and_leaves_nothing_running(
     everburn: Everburn, dead_url: str
 ) -> None:
     path = config(everburn, dead_url, rollout="absent_task:make_rollout_fn")
@@ -80,7 +80,7 @@ def test_a_run_that_fails_says_how_and_leaves_nothing_running(
 
 
 def sums(everburn: Everburn, **fields: object) -> str:
-    """A run that takes its time."""
+    """A slow run."""
     (everburn.folder / "sums.py").write_text(SUMS)
     values = {
         "rollout": "sums:make_rollout_fn",
@@ -126,7 +126,7 @@ def test_the_first_interrupt_stops_gracefully_and_reports(everburn: Everburn) ->
 
 
 @pytest.mark.chaos  # a second stack, and two interrupts: a minute
-def test_the_second_interrupt_leaves_the_run_and_says_how_to_reach_it(everburn: Everburn) -> None:
+def test_the_second_interrupt_leaves_the_run_and_prints_commands_for_it(everburn: Everburn) -> None:
     path = sums(everburn, evaluation="sums:evaluate")
     run = everburn.start("run", path, "--id", "slow", *free_ports())
     wait_until(lambda: "waits for the evaluation" in everburn.output, "the first publication")
@@ -147,7 +147,7 @@ def test_the_second_interrupt_leaves_the_run_and_says_how_to_reach_it(everburn: 
 
     assert "run slow: running" in everburn("status").stdout
     assert "slow " in everburn("list").stdout
-    assert "run slow stops gracefully" in everburn("stop", "slow").stdout
+    assert "run slow is stopping gracefully" in everburn("stop", "slow").stdout
     absent = everburn("status", "absent")
     assert absent.returncode == 1
     assert "error: there is no run 'absent'" in absent.stderr
@@ -159,10 +159,10 @@ def test_the_second_interrupt_leaves_the_run_and_says_how_to_reach_it(everburn: 
     store = ArtifactStore.of(RunRef(store=str(everburn.folder / "runs"), id="slow"))
     wait_until(lambda: ending_of(store), "the run to end")
     wait_until(lambda: "completed" in everburn("list").stdout, "its workflow to be over")
-    assert "run slow has ended already: completed" in everburn("stop").stdout
+    assert "run slow has already ended: completed" in everburn("stop").stdout
 
     dev = everburn.start("dev")
-    wait_until(lambda: "in use already" in everburn.output, "dev to take the stack over")
+    wait_until(lambda: "already running" in everburn.output, "dev to take over the stack")
     dev.send_signal(signal.SIGINT)
     assert dev.wait(timeout=60) == 0
     assert stack.supervisor.process is None

@@ -1,4 +1,4 @@
-"""What a person is told who stays with a run."""
+"""The lines that `everburn run` prints about other runs and at the end."""
 
 import asyncio
 import dataclasses
@@ -13,7 +13,7 @@ from rich.console import Console
 from support.long_runs import LongRun, long_runs
 from support.sums import write_sums
 from support.waiting import until
-from workers.cli.run import Launch, RunLeft, launch, start_run
+from workers.cli.run import Launch, RunLeft, start_and_follow, start_run
 from workers.cli.run_file import RunFile, load_run_file
 from workers.cli.runs import list_runs
 from workers.cli.stale_code import stale_code
@@ -28,8 +28,8 @@ def sums(folder: Path, *assignments: str) -> RunFile:
     return load_run_file(folder / "run.json", list(assignments), folder)
 
 
-def test_commands_that_are_named_reach_the_same_server() -> None:
-    """Those of ours find the folder's stack by themselves, wherever its ports are."""
+def test_printed_commands_reach_the_same_server() -> None:
+    """Everburn's commands find the folder's stack without options."""
     state = StackState(
         supervisor=ProcessRecord(pid=1, created=0.0), temporal_port=7, ui_port=8, emulator_port=9
     )
@@ -39,13 +39,13 @@ def test_commands_that_are_named_reach_the_same_server() -> None:
         (Server("host:7", "ours"), " --address host:7 --namespace ours"),
     ):
         lines = RunLeft("first", signal.SIGINT).description(server, None)
-        assert f"  see where it is:  {as_typed('everburn')} status first{options}" in lines
+        assert f"  see its status:   {as_typed('everburn')} status first{options}" in lines
 
 
-async def test_a_store_that_cannot_be_read_here_makes_no_completed_run_fail(
+async def test_an_unreadable_store_does_not_fail_a_completed_run(
     tmp_path: Path, temporal_server: str, uninstalled_store: str
 ) -> None:
-    """The workers may have what it needs, and this environment not."""
+    """Only the workers may have the store's library."""
     file = sums(tmp_path, f"store={uninstalled_store}")
     server = Server(temporal_server, "unread")
     at = f" --address {temporal_server} --namespace unread"
@@ -57,12 +57,12 @@ async def test_a_store_that_cannot_be_read_here_makes_no_completed_run_fail(
         with pytest.raises(BadInputError, match=f"`everburn status unread{at}`"):
             await start_run(order, await server.connect())
         followed = dataclasses.replace(order, follows=True)
-        assert await launch(followed, Console(file=output, width=200)) == 0
+        assert await start_and_follow(followed, Console(file=output, width=200)) == 0
     assert "the evaluations can't be read from here: Install absentfs" in output.getvalue()
     assert "stopped after 3 steps on 6 rows in 0:07" in output.getvalue()
 
 
-async def test_workers_that_may_hold_older_code_are_named_before_the_run_starts(
+async def test_workers_with_older_code_are_reported_before_the_run_starts(
     tmp_path: Path, temporal_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ async def test_workers_that_may_hold_older_code_are_named_before_the_run_starts(
         os.utime(code, (began + after, began + after))
 
     def stack(rollout: float, trainer: float) -> StackState:
-        """One whose workers were started so many seconds after the first run."""
+        """A stack whose workers started this many seconds after the first run."""
         workers = {"orchestrator": (11, -60.0), "rollout": (12, rollout), "trainer": (13, trainer)}
         return StackState(
             supervisor=ProcessRecord(pid=1, created=0.0),
@@ -108,13 +108,13 @@ async def test_workers_that_may_hold_older_code_are_named_before_the_run_starts(
         assert await note(stack(rollout=20, trainer=20)) is None, "they were started again"
         assert "`kill 12`" in str(await note(stack(rollout=-20, trainer=20)))
 
-        order = Launch(file, "second", server, found=up)
-        launching = asyncio.create_task(launch(order, Console(file=output, width=200)))
+        order = Launch(file, "second", server, used_stack=up)
+        launching = asyncio.create_task(start_and_follow(order, Console(file=output, width=200)))
         await until(lambda: "run second" in output.getvalue())
         for handle in (first, client.get_workflow_handle("second")):
             await handle.signal(LongRun.stop, {"drain": False})
         assert await launching == 0
-    said, started, *_ = output.getvalue().splitlines()
-    assert said.startswith("sums.py changed after a run had begun on these workers")
-    assert "`kill 12 13` makes them start again" in said
+    note, started, *_ = output.getvalue().splitlines()
+    assert note.startswith("sums.py changed after a run had started on these workers")
+    assert "`kill 12 13` restarts them" in note
     assert started == "run second"

@@ -36,7 +36,7 @@ def load(path: Path, *assignments: str, folder: Path = Path("/here")) -> RunFile
     return load_run_file(path, list(assignments), folder)
 
 
-def test_datasets_start_at_the_files_folder_and_the_store_at_the_current_one(
+def test_dataset_paths_are_relative_to_the_file_and_the_store_to_the_current_folder(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path / "tasks" / "sums.json", evaluation_dataset="held-out.jsonl")
@@ -46,12 +46,12 @@ def test_datasets_start_at_the_files_folder_and_the_store_at_the_current_one(
     assert file.config.store == "/here/runs"
 
 
-def test_a_dataset_that_is_typed_starts_at_the_current_folder(tmp_path: Path) -> None:
+def test_an_assigned_dataset_path_is_relative_to_the_current_folder(tmp_path: Path) -> None:
     file = load(written(tmp_path / "sums.json"), "dataset=other.jsonl")
     assert file.config.dataset == "/here/other.jsonl"
 
 
-def test_urls_functions_and_absolute_paths_stay(tmp_path: Path) -> None:
+def test_urls_functions_and_absolute_paths_are_unchanged(tmp_path: Path) -> None:
     path = written(
         tmp_path / "sums.json",
         dataset={"name": "task:rows"},
@@ -64,7 +64,7 @@ def test_urls_functions_and_absolute_paths_stay(tmp_path: Path) -> None:
     assert file.config.store == "gs://bucket/runs"
 
 
-def test_set_reads_json_and_takes_the_rest_as_text(tmp_path: Path) -> None:
+def test_set_parses_json_and_else_takes_text(tmp_path: Path) -> None:
     file = load(
         written(tmp_path / "sums.json", prepare_batch="everburn.learning.igpo:prepare_batch"),
         "epochs=3",
@@ -87,7 +87,7 @@ def test_set_reads_json_and_takes_the_rest_as_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "complaint"),
+    ("assignment", "error"),
     [
         ("epochs", "write path=value"),
         ("=3", "write path=value"),
@@ -96,14 +96,12 @@ def test_set_reads_json_and_takes_the_rest_as_text(tmp_path: Path) -> None:
         ("epocs=3", "did you mean epochs"),
     ],
 )
-def test_assignments_that_make_no_sense_are_refused(
-    tmp_path: Path, assignment: str, complaint: str
-) -> None:
-    with pytest.raises(BadInputError, match=complaint):
+def test_invalid_assignments_are_rejected(tmp_path: Path, assignment: str, error: str) -> None:
+    with pytest.raises(BadInputError, match=error):
         load(written(tmp_path / "sums.json"), assignment)
 
 
-def test_every_problem_of_a_configuration_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_configuration_are_reported_at_once(tmp_path: Path) -> None:
     path = written(tmp_path / "sums.json", epocs=3, completions_per_prompt=1)
     with pytest.raises(BadInputError) as caught:
         load(path)
@@ -113,13 +111,13 @@ def test_every_problem_of_a_configuration_is_told_at_once(tmp_path: Path) -> Non
     assert "completions_per_prompt:" in text
 
 
-def test_broken_json_is_shown_by_line_and_column(tmp_path: Path) -> None:
+def test_broken_json_is_reported_by_line_and_column(tmp_path: Path) -> None:
     path = tmp_path / "sums.json"
     path.write_text('{\n "epochs": }')
     with pytest.raises(BadInputError, match=r"sums\.json:2:12: not valid JSON"):
         load(path)
     path.write_text("[]")
-    with pytest.raises(BadInputError, match="holds a JSON list"):
+    with pytest.raises(BadInputError, match="contains a JSON list"):
         load(path)
     with pytest.raises(BadInputError, match="No such file"):
         load(tmp_path / "absent.json")
@@ -134,7 +132,7 @@ def test_broken_json_is_shown_by_line_and_column(tmp_path: Path) -> None:
         ("my task/two digits.json", "two-digits"),
     ],
 )
-def test_a_run_is_called_after_its_file(tmp_path: Path, path: str, name: str) -> None:
+def test_a_run_is_named_after_its_file(tmp_path: Path, path: str, name: str) -> None:
     assert load(written(tmp_path / path)).name == name
 
 
@@ -147,7 +145,7 @@ def test_run_ids_are_unique_in_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run_id", ["", "../x", "a/b", "-x", "two words", "x" * 129])
 def test_a_run_id_must_be_able_to_name_a_folder(run_id: str) -> None:
-    with pytest.raises(BadInputError, match="can't be a run id"):
+    with pytest.raises(BadInputError, match="isn't a valid run id"):
         check_run_id(run_id)
 
 
@@ -178,16 +176,16 @@ def test_a_run_is_found_by_its_id_its_folder_or_its_url(
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"),
+    ("name", "error"),
     [
-        ("second", "there is no run in {here}/runs/second: name one by its id below {here}/runs"),
-        ("memory://bucket/second", "there is no run in memory://bucket/second: name one"),
+        ("second", "there is no run in {here}/runs/second: give its id in {here}/runs"),
+        ("memory://bucket/second", "there is no run in memory://bucket/second: give"),
         ("nowhere://bucket/second", "nowhere://bucket/second: Protocol not known: nowhere"),
         ("absent://bucket/runs/second", "absent://bucket/runs/second: Install absentfs"),
     ],
 )
 @pytest.mark.usefixtures("uninstalled_store")
-def test_a_run_that_is_not_there_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+def test_a_missing_run_is_named(tmp_path: Path, name: str, error: str) -> None:
     with pytest.raises(BadInputError) as caught:
         find_run_folder(name, tmp_path)
-    assert complaint.format(here=tmp_path) in str(caught.value)
+    assert error.format(here=tmp_path) in str(caught.value)

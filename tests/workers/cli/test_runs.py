@@ -1,4 +1,4 @@
-"""Which runs a server has, and which of them a person means who names none."""
+"""The runs of a server, and the default of [RUN]."""
 
 from io import StringIO
 from pathlib import Path
@@ -22,7 +22,7 @@ NAMESPACE = "runs"
 
 
 async def listed(client: Client, **states: str) -> list[Run]:
-    """The runs, once the server lists them in these states."""
+    """Wait until the server lists runs in these states."""
     found: list[Run] = []
 
     async def as_expected() -> bool:
@@ -62,7 +62,7 @@ async def test_an_old_run_that_continues_as_new_is_not_the_newest(
             return (await older.describe()).run_id != first
 
         await until(has_gone_on, lambda: "the older run doesn't continue as new")
-        # Its new execution is the last that the server has begun, and lists first.
+        # Its new execution is the last one started, and is listed first.
         runs = await listed(client, older="running", younger="running")
         assert [run.id for run in runs] == ["younger", "older"]
         assert runs[1].started == began.started < runs[0].started

@@ -1,4 +1,4 @@
-"""What `everburn run` says while it stays with a run."""
+"""The lines that `everburn run` prints while it follows a run."""
 
 import asyncio
 import io
@@ -26,7 +26,7 @@ VALUES = {
 }
 
 
-async def test_a_run_that_no_orchestrator_serves_is_told(
+async def test_a_run_without_an_orchestrator_worker_is_reported(
     tmp_path: Path, temporal_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "SILENCE_LIMIT", 0.1)
@@ -39,7 +39,7 @@ async def test_a_run_that_no_orchestrator_serves_is_told(
     handle = await client.start_workflow(TrainRun.run, {}, id=run_id, task_queue="of-nobody")
     output = io.StringIO()
     order = run.Launch(file, run_id, Server(temporal_server), follows=True)
-    following = asyncio.create_task(run.launch(order, Console(file=output)))
+    following = asyncio.create_task(run.start_and_follow(order, Console(file=output)))
     missing = f"`everburn worker orchestrator --address {temporal_server}`"
 
     await until(lambda: missing in output.getvalue(), output.getvalue)

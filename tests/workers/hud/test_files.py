@@ -1,4 +1,4 @@
-"""The recipe's output folder: what begins it, and what is said at the end."""
+"""The recipe's output folder and printed lines."""
 
 import json
 from pathlib import Path
@@ -14,38 +14,24 @@ from everburn.rollouts.evaluation import AFTER_KEY, EvaluationReport, Evaluation
 from support.sessions import ADAM
 from workers.errors import BadInputError, UserError
 from workers.hud import cli
-from workers.hud.files import FilesBeside, RecipeFiles
+from workers.hud.files import RecipeFiles, TolerantFiles
 from workers.hud.recipe import HudOptions
 from workflows.messages import RolloutsFailed
-
-GIVEN = {
-    "backend": "fireworks",
-    "temperature": 1.0,
-    "sampling_timeout": 600.0,
-    "checkpoint_every": 5,
-    "seed": 0,
-    "output_dir": "out",
-    "eval_before": False,
-    "loss_fn": "importance_sampling",
-    "calibrate": False,
-    "require_update": False,
-    "debug_samples": 0,
-}
 
 
 def files(tmp_path: Path, **given: Any) -> RecipeFiles:
     run = RunRef(store=str(tmp_path / "runs"), id="hud-1")
-    return RecipeFiles(HudOptions.of(GIVEN | given), run, tmp_path / "out")
+    return RecipeFiles(HudOptions.model_validate(given), run, tmp_path / "out")
 
 
 def fill(folder: Path) -> None:
-    """What an earlier run has left."""
+    """The files of an earlier run."""
     folder.mkdir()
     for name in ("metrics.jsonl", "eval-before.json", "eval-after.json"):
         (folder / name).write_text('{"step": 1}\n')
 
 
-def test_a_run_begins_with_a_clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_starts_with_a_clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIREWORKS_API_KEY", "fw_secret")
     fill(tmp_path / "out")
     files(tmp_path, eval_before=True).begin()
@@ -54,35 +40,35 @@ def test_a_run_begins_with_a_clean_folder(tmp_path: Path, monkeypatch: pytest.Mo
     text = (tmp_path / "out/config.json").read_text()
     config = json.loads(text)
     assert config["run"] == {"store": str(tmp_path / "runs"), "id": "hud-1"}
-    assert config.keys() == {*HudOptions.__dataclass_fields__, "run", "metrics_offset"}
+    assert config.keys() == {*HudOptions.model_fields, "run", "metrics_offset"}
     assert (config["eval_before"], config["steps"]) == (True, 30)
     assert "fw_secret" not in text
 
 
-def test_a_run_from_a_checkpoint_adds_to_the_metrics(tmp_path: Path) -> None:
+def test_a_run_from_a_checkpoint_appends_to_the_metrics(tmp_path: Path) -> None:
     fill(tmp_path / "out")
     files(tmp_path, resume_from="everburn/run-1/state-4").begin()
     assert (tmp_path / "out/metrics.jsonl").read_text() == '{"step": 1}\n'
     assert not (tmp_path / "out/eval-before.json").exists()
 
 
-def test_an_output_folder_is_found_again(tmp_path: Path) -> None:
+def test_an_output_folder_can_be_opened_again(tmp_path: Path) -> None:
     files(tmp_path, steps=3).begin()
     assert RecipeFiles.open(tmp_path / "out").run.id == "hud-1"
     with pytest.raises(BadInputError, match="isn't the output folder"):
         RecipeFiles.open(tmp_path)
 
 
-def test_files_that_cannot_be_made_anew_are_told_without_a_traceback(tmp_path: Path) -> None:
+def test_write_errors_are_reported_without_a_traceback(tmp_path: Path) -> None:
     files(tmp_path).begin()
     metrics = tmp_path / "out/metrics.jsonl"
     metrics.unlink()
     metrics.mkdir()
-    with pytest.raises(UserError, match=f"the files in {tmp_path / 'out'} can't be written: "):
+    with pytest.raises(UserError, match=f"can't write the files in {tmp_path / 'out'}: "):
         cli.files(tmp_path / "out")
 
 
-def test_hud_keeps_its_record_to_the_runs_folder(tmp_path: Path) -> None:
+def test_huds_own_record_is_not_in_the_output_folder(tmp_path: Path) -> None:
     found = files(tmp_path)
     found.begin()
     sample = EvaluationSample(
@@ -137,7 +123,7 @@ def test_hud_keeps_its_record_to_the_runs_folder(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_failed_rollouts_are_told_with_their_phase(
+def test_failed_rollouts_are_reported_with_their_phase(
     tmp_path: Path, failed: RolloutsFailed, eval_before: bool, line: str
 ) -> None:
     found = files(tmp_path, eval_before=eval_before)
@@ -147,7 +133,7 @@ def test_failed_rollouts_are_told_with_their_phase(
 
 
 def commit_steps(tmp_path: Path, count: int, **changes: Any) -> None:
-    """A ledger of steps that have trained, each on another half of the tokens it sent."""
+    """A ledger of steps that have trained."""
     store = ArtifactStore.of(RunRef(store=str(tmp_path / "runs"), id="hud-1"))
     for step in range(1, count + 1):
         metrics: dict[str, float | int | bool] = {
@@ -180,55 +166,59 @@ def commit_steps(tmp_path: Path, count: int, **changes: Any) -> None:
         commit(store, entry)
 
 
-def test_a_full_disk_is_said_once_and_what_it_kept_out_is_written_later(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_the_missing_lines_are_written_later(
+    tmp_path: Path,
+) -> None:
     found = files(tmp_path)
     found.begin()
-    beside = FilesBeside(found, "out")
+    tolerant = TolerantFiles(found, "out")
     commit_steps(tmp_path, 1)
-    assert len(beside.news()) == 1
+    assert len(tolerant.news()) == 1
 
     path, away = tmp_path / "out/metrics.jsonl", tmp_path / "away"
     path.rename(away)
     path.symlink_to("/dev/full")
     commit_steps(tmp_path, 2)
-    (problem,) = beside.news()
+    (problem,) = tolerant.news()
     assert problem.startswith("the files in out aren't up to date: ")
     assert "No space left on device" in problem
-    assert "`everburn hud files out` makes them anew" in problem
-    assert beside.news() == []
-    assert beside.epilogue(None, None) == [problem]
+    assert "`everburn hud files out` writes them again" in problem
+    assert tolerant.news() == []
+    assert tolerant.epilogue(None, None) == [problem]
 
     path.unlink()
     away.rename(path)
     with path.open("a") as file:
         file.write('{"cut off')
     commit_steps(tmp_path, 3)
-    lines = beside.news()
+    lines = tolerant.news()
     assert [line.split()[1] for line in lines if line.startswith("step")] == ["02/30", "03/30"]
-    assert told_steps(tmp_path / "out") == [1, 2, 3]
+    assert metric_steps(tmp_path / "out") == [1, 2, 3]
 
 
-def told_steps(folder: Path) -> list[int]:
+def metric_steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
 
 
-def test_a_resumed_runs_lines_are_made_anew_behind_those_of_the_run_before(tmp_path: Path) -> None:
+def test_lines_of_a_resumed_run_are_written_again_after_those_of_the_earlier_run(
+    tmp_path: Path,
+) -> None:
     fill(tmp_path / "out")
     found = files(tmp_path, resume_from="everburn/run-0/state-1")
     found.begin()
     commit_steps(tmp_path, 2)
     list(found.news())
     for _ in range(2):
-        assert told_steps(tmp_path / "out") == [1, 1, 2]
+        assert metric_steps(tmp_path / "out") == [1, 1, 2]
         list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))
-    # A file that was taken away has no earlier lines any more.
+    # A file that was removed has lost its earlier lines.
     (tmp_path / "out/metrics.jsonl").unlink()
     for _ in range(2):
         list(RecipeFiles.open(tmp_path / "out").epilogue(None, None))
-        assert told_steps(tmp_path / "out") == [1, 2]
+        assert metric_steps(tmp_path / "out") == [1, 2]
 
 
-def test_the_loss_is_that_of_all_tokens_sent(tmp_path: Path) -> None:
+def test_the_loss_is_per_sent_token(tmp_path: Path) -> None:
     found = files(tmp_path, steps=4)
     found.begin()
     commit_steps(tmp_path, 1)
@@ -240,7 +230,7 @@ def test_the_loss_is_that_of_all_tokens_sent(tmp_path: Path) -> None:
     assert (metric["snapshot"], metric["reward"]) == ("policy-0001", 0.5)
 
 
-def test_what_isnt_known_is_no_zero(tmp_path: Path) -> None:
+def test_unknown_values_are_null_not_zero(tmp_path: Path) -> None:
     found = files(tmp_path, steps=4)
     found.begin()
     commit_steps(tmp_path, 1, **{"rollout/raw_reward": None, "train/total_tokens": None})

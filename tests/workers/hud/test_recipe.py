@@ -1,4 +1,4 @@
-"""The options of `everburn hud train`: defaults, the order of checks, and the run they mean."""
+"""The options of `everburn hud train`: defaults, order of checks, and the run they describe."""
 
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,9 @@ from workers.cli.app import app
 from workers.errors import BadInputError
 from workers.hud.recipe import HudOptions
 
-GIVEN = {
-    "backend": "fireworks",
-    "temperature": 1.0,
-    "sampling_timeout": 600.0,
-    "checkpoint_every": 5,
-    "seed": 0,
-    "output_dir": "runs/fireworks-serverless",
-    "eval_before": False,
-    "loss_fn": "importance_sampling",
-    "calibrate": False,
-    "require_update": False,
-    "debug_samples": 0,
-}
-"""What the command line gives by default."""
-
 
 def options(**given: Any) -> HudOptions:
-    return HudOptions.of(GIVEN | given)
+    return HudOptions.model_validate(given)
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +20,13 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIREWORKS_API_KEY", "fw_secret")
 
 
-def complaint(folder: Path, **given: Any) -> str:
+def error_text(folder: Path, **given: Any) -> str:
     with pytest.raises(BadInputError) as caught:
         options(**given).check(folder)
     return str(caught.value)
 
 
-def test_the_recipes_defaults() -> None:
+def test_default_options() -> None:
     found = options()
     assert (found.base_model, found.tokenizer_model, found.renderer) == (
         "accounts/fireworks/models/qwen3p8-27b",
@@ -55,7 +40,7 @@ def test_the_recipes_defaults() -> None:
     assert (found.resume_from, found.taskset, found.tasks_file, found.env_path) == (None,) * 4
 
 
-def test_options_that_are_given_win_over_every_profile() -> None:
+def test_given_options_replace_the_defaults_of_each_backend() -> None:
     for backend in ("fireworks", "emulator"):
         found = options(backend=backend, steps=3, min_a=2, learning_rate=0.5)
         assert (found.steps, found.min_a, found.learning_rate) == (3, 2, 0.5)
@@ -134,7 +119,7 @@ def arithmetic(kwargs: dict[str, Any]) -> dict[str, Any]:
         ({"taskset": "mine"}, {"taskset": "mine"}, {"hosted": True}),
     ],
 )
-def test_the_three_sources_and_where_their_environments_run(
+def test_three_task_sources_and_their_environments(
     given: dict[str, Any], tasks: dict[str, Any], environments: dict[str, Any]
 ) -> None:
     config = options(**given).run_file(Path("/here")).config
@@ -151,12 +136,12 @@ def test_calibration_holds_nothing_out(tmp_path: Path) -> None:
     assert config.evaluation_dataset is None
 
 
-def test_the_key_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FIREWORKS_API_KEY")
-    assert complaint(tmp_path, steps=0).startswith("set FIREWORKS_API_KEY")
-    assert complaint(tmp_path, backend="emulator", steps=0) == "--steps must be at least 1"
+    assert error_text(tmp_path, steps=0).startswith("set FIREWORKS_API_KEY")
+    assert error_text(tmp_path, backend="emulator", steps=0) == "--steps must be at least 1"
     (tmp_path / ".env").write_text("FIREWORKS_API_KEY=fw_from_file\n")
-    assert complaint(tmp_path, steps=0) == "--steps must be at least 1"
+    assert error_text(tmp_path, steps=0) == "--steps must be at least 1"
     monkeypatch.delenv("FIREWORKS_API_KEY")
 
 
@@ -173,10 +158,10 @@ def test_checks_come_in_the_recipes_order(tmp_path: Path) -> None:
         "eval_before": True,
         "calibrate": True,
     }
-    assert complaint(tmp_path, **wrong) == (
+    assert error_text(tmp_path, **wrong) == (
         "--steps, --eval-tasks, --checkpoint-every must be at least 1"
     )
-    for names, said in [
+    for names, expected in [
         (("steps", "eval_tasks", "checkpoint_every"), "--group-size must be at least 2"),
         (("group_size",), "--min-a and --min-b must not exceed --max-a and --max-b"),
         (("min_a", "max_a"), "--debug-samples must be at least 0"),
@@ -184,11 +169,11 @@ def test_checks_come_in_the_recipes_order(tmp_path: Path) -> None:
     ]:
         for name in names:
             del wrong[name]
-        assert complaint(tmp_path, **wrong).startswith(said)
+        assert error_text(tmp_path, **wrong).startswith(expected)
     wrong["env_path"] = wrong.pop("tasks_file")
-    assert complaint(tmp_path, **wrong) == "--env-path needs --tasks-file"
+    assert error_text(tmp_path, **wrong) == "--env-path needs --tasks-file"
     del wrong["env_path"]
-    assert complaint(tmp_path, **wrong).startswith("--eval-before excludes --calibrate")
+    assert error_text(tmp_path, **wrong).startswith("--eval-before excludes --calibrate")
     del wrong["calibrate"]
     options(**wrong).check(tmp_path)
 
@@ -197,16 +182,16 @@ def test_checks_come_in_the_recipes_order(tmp_path: Path) -> None:
     "flag", ["steps", "tasks_per_step", "max_tokens", "max_concurrent", "eval_tasks"]
 )
 def test_counts_are_at_least_one(tmp_path: Path, flag: str) -> None:
-    said = complaint(tmp_path, **{flag: 0})
-    assert said == f"--{flag.replace('_', '-')} must be at least 1"
+    text = error_text(tmp_path, **{flag: 0})
+    assert text == f"--{flag.replace('_', '-')} must be at least 1"
 
 
-def test_two_sources_are_refused(tmp_path: Path) -> None:
-    said = complaint(tmp_path, taskset="mine", tasks_file="tasks.py", env_path="env.py")
-    assert said == "--taskset and --tasks-file exclude each other"
+def test_two_task_sources_are_rejected(tmp_path: Path) -> None:
+    text = error_text(tmp_path, taskset="mine", tasks_file="tasks.py", env_path="env.py")
+    assert text == "--taskset and --tasks-file exclude each other"
 
 
-def test_tasks_are_looked_at_before_anything_is_written(
+def test_tasks_are_checked_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
@@ -224,13 +209,13 @@ def test_tasks_are_looked_at_before_anything_is_written(
 
 def test_another_base_model_needs_its_own_tokenizer_and_renderer(tmp_path: Path) -> None:
     other: dict[str, Any] = {"base_model": "accounts/fireworks/models/other"}
-    assert complaint(tmp_path, **other) == (
+    assert error_text(tmp_path, **other) == (
         "--base-model accounts/fireworks/models/other needs its own --tokenizer-model and "
-        "--renderer: prompts are rendered here, and the defaults are "
-        "accounts/fireworks/models/qwen3p8-27b's"
+        "--renderer: prompts are rendered here, and the defaults are for "
+        "accounts/fireworks/models/qwen3p8-27b"
     )
     other["tokenizer_model"] = "Other/Other"
-    assert "needs its own --renderer:" in complaint(tmp_path, **other)
+    assert "needs its own --renderer:" in error_text(tmp_path, **other)
     options(**other, renderer="default").check(tmp_path)
     options(base_model=options().base_model).check(tmp_path)
     # A model of the emulator brings its tokenizer along.
@@ -238,7 +223,7 @@ def test_another_base_model_needs_its_own_tokenizer_and_renderer(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"sampling_timeout": 0.0}, "--sampling-timeout must be a number of seconds above 0"),
         ({"sampling_timeout": -1.0}, "--sampling-timeout must be a number of seconds above 0"),
@@ -248,9 +233,9 @@ def test_another_base_model_needs_its_own_tokenizer_and_renderer(tmp_path: Path)
         ({"max_seq_len": 100}, "--max-tokens 2048 must be below --max-seq-len 100"),
     ],
 )
-def test_values_with_which_nothing_can_be_sampled(
-    tmp_path: Path, given: dict[str, Any], said: str
+def test_values_that_make_sampling_impossible(
+    tmp_path: Path, given: dict[str, Any], expected: str
 ) -> None:
-    assert complaint(tmp_path, **given).startswith(said)
+    assert error_text(tmp_path, **given).startswith(expected)
     # The recipe's own checks come first.
-    assert complaint(tmp_path, **given, steps=0) == "--steps must be at least 1"
+    assert error_text(tmp_path, **given, steps=0) == "--steps must be at least 1"

@@ -1,4 +1,4 @@
-"""`everburn hud train` as a person sees it, on the emulator's tiny base model."""
+"""`everburn hud train` as a user sees it, on the emulator's tiny base model."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def metrics(folder: Path, out: str = "out") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
+def test_a_run_that_loses_its_rollout_worker_writes_the_recipes_files(
     everburn: Everburn, folder: Path
 ) -> None:
     (folder / "out").mkdir()
@@ -136,7 +136,7 @@ def test_the_recipes_files_and_a_run_that_outlives_its_rollout_worker(
 
 
 def loss_over_all_tokens(store: ArtifactStore, entry: LedgerEntry) -> float:
-    """The step's loss, divided by every token that was sent to be trained, prompts included."""
+    """The step's loss, divided by the number of tokens sent to be trained, including prompts."""
     sent = trained = 0
     for name in entry.groups:
         key = GroupKey.parse(name)
@@ -157,7 +157,7 @@ def rows_of(ledger: Any, config: dict[str, Any]) -> set[str]:
     return found
 
 
-def test_calibration_reports_spread_and_samples_and_touches_no_file(
+def test_calibration_reports_spread_and_samples_and_writes_no_file(
     everburn: Everburn, folder: Path
 ) -> None:
     (folder / "out").mkdir()
@@ -183,12 +183,12 @@ def test_calibration_reports_spread_and_samples_and_touches_no_file(
 
 @pytest.fixture
 def stack(shared_stack: Everburn) -> Everburn:
-    """A folder whose services run on, for runs that differ in their environments only."""
+    """A folder whose services keep running, for runs that differ in their environments only."""
     return shared_stack
 
 
 def train(stack: Everburn, name: str, env: str, *more: str, out: str) -> tuple[int, str]:
-    """Train one step in an environment of its own; the exit code, and what was said."""
+    """Train one step in the given environment; returns the exit code and the output."""
     mine = stack.folder / name
     mine.mkdir()
     (mine / "env.py").write_text(env)
@@ -204,7 +204,7 @@ SPREAD = ENV.replace("reward=float(got % 2)", "reward=sum(map(ord, text)) % 101 
 
 
 @pytest.mark.chaos
-def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> None:
+def test_a_run_without_update_and_a_run_that_starts_from_it(stack: Everburn) -> None:
     more = ("--eval-before", "--checkpoint-every", "1")
     code, text = train(stack, "flat", FLAT, *more, out="out")
     assert code == 0, text
@@ -212,7 +212,7 @@ def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> No
     assert (first["updated"], first["kept_groups"], first["loss"]) == (False, 0, None)
     assert "kept_groups=0/2 datums=0 updated=False loss=n/a" in text
 
-    # Saved without an update too, and told once.
+    # Saved even without an update, and printed once.
     ((path, name),) = re.findall(r"^Training checkpoint: (\S+) \((.+)\)$", text, re.M)
     assert (path.rpartition("/")[2], name) == ("state-1", "state-0001, final-state")
     assert text.count(path) == 1
@@ -250,7 +250,7 @@ def test_a_run_without_update_and_the_one_that_resumes_it(stack: Everburn) -> No
 
 
 @pytest.mark.chaos  # a whole run
-def test_a_step_without_spread_is_an_error_where_an_update_is_required(stack: Everburn) -> None:
+def test_a_step_without_spread_is_an_error_if_an_update_is_required(stack: Everburn) -> None:
     code, text = train(stack, "required", FLAT, "--require-update", out="required-out")
     assert code == 1
     assert "step 1: all completions of each row got the same reward" in text
@@ -259,7 +259,7 @@ def test_a_step_without_spread_is_an_error_where_an_update_is_required(stack: Ev
 
 
 @pytest.mark.chaos
-def test_the_final_state_is_there_before_the_final_evaluation(stack: Everburn) -> None:
+def test_the_final_state_is_saved_before_the_final_evaluation(stack: Everburn) -> None:
     from everburn.hud.tasks import rows
 
     (stack.folder / "probe").mkdir()
@@ -278,7 +278,7 @@ def test_the_final_state_is_there_before_the_final_evaluation(stack: Everburn) -
     assert not (stack.folder / "broken-out/eval-after.json").exists()
 
 
-def test_a_failed_rollout_ends_the_run_and_is_no_zero(stack: Everburn) -> None:
+def test_a_failed_rollout_ends_the_run_and_is_not_scored_zero(stack: Everburn) -> None:
     env = ENV.replace('text.startswith("{")', "True")
     code, text = train(stack, "failing", env, "--steps", "2", out="failing-out")
     assert code == 1, text
@@ -289,8 +289,8 @@ def test_a_failed_rollout_ends_the_run_and_is_no_zero(stack: Everburn) -> None:
 
 
 @pytest.mark.chaos
-def test_a_run_outlives_its_output_folder(stack: Everburn) -> None:
-    """Nor does it need to be called the latest."""
+def test_a_run_continues_without_its_output_folder(stack: Everburn) -> None:
+    """The link `latest` isn't needed either."""
     mine = stack.folder / "beside"
     mine.mkdir()
     (mine / "env.py").write_text(ENV)

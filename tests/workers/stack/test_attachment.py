@@ -1,4 +1,4 @@
-"""The local stack as real processes: shared, kept up, and never left behind."""
+"""The local stack as real processes: shared, kept up, and never orphaned."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def state(everburn: Everburn) -> StackState:
 
 
 def a_state(supervisor: ProcessRecord, **services: ProcessRecord) -> StackState:
-    """Of a stack that nobody has started."""
+    """A state whose stack was never started."""
     return StackState(
         supervisor=supervisor,
         phase="running",
@@ -55,7 +55,7 @@ def gone(everburn: Everburn) -> bool:
     return not everburn.processes()
 
 
-def test_it_lasts_as_long_as_its_last_user(everburn: Everburn) -> None:
+def test_a_stack_stops_with_its_last_user(everburn: Everburn) -> None:
     first = everburn.start("dev", *free_ports())
     stack = wait_for_stack(everburn)
     assert stack.services.keys() == SERVICES
@@ -64,12 +64,12 @@ def test_it_lasts_as_long_as_its_last_user(everburn: Everburn) -> None:
 
     second = everburn.start("dev")
     wait_for_stack(everburn)
-    assert "local stack in use already" in everburn.output
+    assert "local stack already running" in everburn.output
     listed = everburn("list")
     assert listed.stdout == "no runs yet: start one with `everburn run CONFIG`\n"
     refused = everburn("dev", "--port", str(free_port()))
     assert refused.returncode == 2
-    assert "a stack runs in this folder already, with the Temporal server" in refused.stderr
+    assert "a stack is already running in this folder, with the Temporal server" in refused.stderr
 
     first.send_signal(signal.SIGINT)
     assert first.wait(timeout=60) == 0
@@ -82,7 +82,7 @@ def test_it_lasts_as_long_as_its_last_user(everburn: Everburn) -> None:
 
 @contextmanager
 def full_disk(process: psutil.Process) -> Iterator[None]:
-    """The process can write to no file; nor can those that it starts meanwhile."""
+    """The process and its new children can't write to files."""
     soft, hard = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
     try:
@@ -93,7 +93,7 @@ def full_disk(process: psutil.Process) -> Iterator[None]:
 
 
 def started_workers(everburn: Everburn, role: str) -> set[int]:
-    """By their pids: what the supervisor has written may be older."""
+    """Current pids; the supervisor's record may be older."""
     found = set()
     for process in everburn.processes():
         with contextlib.suppress(psutil.Error):
@@ -102,7 +102,7 @@ def started_workers(everburn: Everburn, role: str) -> set[int]:
     return found
 
 
-def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
+def test_dead_services_are_restarted_and_all_end_with_the_supervisor(
     everburn: Everburn,
 ) -> None:
     dev = everburn.start("dev", *free_ports())
@@ -111,7 +111,7 @@ def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
     assert before.process is not None
     before.process.kill()
     wait_until(lambda: state(everburn).services["rollout"] != before, "another rollout worker")
-    wait_until(lambda: "rollout ended (SIGKILL); it starts again" in everburn.output, "the news")
+    wait_until(lambda: "rollout ended (SIGKILL); it restarts" in everburn.output, "the news")
     assert state(everburn).services["temporal"] == stack.services["temporal"]
 
     supervisor = stack.supervisor.process
@@ -120,7 +120,7 @@ def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
     assert before.process is not None
     with full_disk(supervisor):
         for log in StackFolder(everburn.folder).logs.iterdir():
-            log.unlink()  # to make room
+            log.unlink()  # to free space
         before.process.kill()
         wait_until(
             lambda: started_workers(everburn, "orchestrator") - {before.pid},
@@ -137,14 +137,14 @@ def test_what_dies_is_started_again_and_the_supervisors_end_is_everythings(
     assert gone(everburn)
 
 
-def test_a_command_is_told_once_that_its_supervisor_is_gone(tmp_path: Path) -> None:
-    """Also where somebody has deleted the stack's log."""
+def test_the_end_of_the_supervisor_is_reported_once(tmp_path: Path) -> None:
+    """Also if a user has deleted the stack's log."""
     folder = StackFolder(tmp_path)
     folder.create()
     gone = ProcessRecord(pid=os.getpid(), created=1.0)
     stack = Stack(folder, FolderLock(folder.attached_lock), a_state(gone), own=False)
-    (told,) = stack.news()
-    assert "supervisor is gone: what ends isn't started again" in told
+    (line,) = stack.news()
+    assert "supervisor is gone, so services that end aren't restarted" in line
     folder.log("stack").write_text("12:00:00 its last words\n")
     assert stack.news() == ["12:00:00 its last words"]
     folder.log("stack").unlink()
@@ -152,7 +152,7 @@ def test_a_command_is_told_once_that_its_supervisor_is_gone(tmp_path: Path) -> N
     stack.detach()
 
 
-def test_a_command_whose_supervisor_was_killed_spares_the_stack_after_it(tmp_path: Path) -> None:
+def test_a_command_whose_supervisor_was_killed_does_not_end_a_newer_stack(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     folder.create()
     lock = FolderLock(folder.attached_lock)
@@ -179,7 +179,7 @@ def test_ctrl_c_stops_everything_in_seconds(everburn: Everburn) -> None:
     assert (everburn.folder / ".everburn" / "temporal.db").exists()
 
 
-def test_a_service_that_cannot_start_is_told_with_its_last_words(everburn: Everburn) -> None:
+def test_a_service_that_cannot_start_is_reported_with_its_last_line(everburn: Everburn) -> None:
     folder = StackFolder(everburn.folder)
     folder.create()
     folder.database.write_text("this is no database")
@@ -195,10 +195,10 @@ def test_a_service_that_cannot_start_is_told_with_its_last_words(everburn: Everb
     assert kept.read_text() == "the last words of the stack before\n"
 
 
-def test_of_two_stacks_that_want_a_port_at_once_one_gets_it(
+def test_one_of_two_stacks_that_request_the_same_port_gets_it(
     everburn: Everburn, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Their workers must not end up at each other's servers."""
+    """Their workers must not connect to each other's servers."""
     other = Everburn(tmp_path_factory.mktemp("other").resolve())
     emulator_port = str(free_port())
     try:

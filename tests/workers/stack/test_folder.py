@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,7 @@ def state(supervisor: ProcessRecord, **services: ProcessRecord) -> StackState:
     )
 
 
-def test_a_record_means_one_process_and_not_the_next_of_its_pid(
+def test_a_record_does_not_match_a_later_process_with_the_same_pid(
     sleeper: "subprocess.Popen[bytes]",
 ) -> None:
     record = ProcessRecord.of(sleeper.pid)
@@ -38,7 +39,7 @@ def test_a_record_means_one_process_and_not_the_next_of_its_pid(
     assert record.process is None
 
 
-def test_a_log_is_kept_until_the_next_has_ended(tmp_path: Path) -> None:
+def test_the_previous_log_is_kept(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     folder.create()
     for words in ("first", "second", "third"):
@@ -51,7 +52,7 @@ def test_a_log_is_kept_until_the_next_has_ended(tmp_path: Path) -> None:
     }
 
 
-def test_a_state_counts_while_its_supervisor_lives(
+def test_a_state_is_valid_while_its_supervisor_lives(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
     folder = StackFolder(tmp_path)
@@ -74,12 +75,12 @@ def test_leftovers_of_a_killed_supervisor_are_ended(sleeper: "subprocess.Popen[b
     assert not psutil.pid_exists(sleeper.pid)
 
 
-def test_a_lock_is_held_alone_when_nobody_shares_it(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive_only_if_no_holder_shares_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with FolderLock(path) as first, FolderLock(path) as second:
+    with closing(FolderLock(path)) as first, closing(FolderLock(path)) as second:
         first.share()
         second.share()
-        with FolderLock(path) as other:
+        with closing(FolderLock(path)) as other:
             assert not other.try_alone()
             first.release()
             assert not other.try_alone()

@@ -15,12 +15,12 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_the_usual_port_is_taken_without_a_word() -> None:
+def test_the_usual_port_is_used_without_a_note() -> None:
     port = free_port()
     assert choose(Wish("the emulator", port, "--emulator-port")) == (port, None)
 
 
-def test_a_usual_port_in_use_is_replaced_and_said(taken: int) -> None:
+def test_a_usual_port_in_use_is_replaced_with_a_note(taken: int) -> None:
     port, note = choose(Wish("the Temporal server", taken, "--port"))
     assert port != taken
     assert is_free(port)
@@ -29,7 +29,7 @@ def test_a_usual_port_in_use_is_replaced_and_said(taken: int) -> None:
     assert f"the Temporal server takes {port}" in note
 
 
-def test_a_port_that_was_asked_for_is_never_replaced(taken: int) -> None:
+def test_a_requested_port_is_never_replaced(taken: int) -> None:
     with pytest.raises(BadInputError) as caught:
         choose(Wish("the Temporal server", free_port(), "--port", asked=taken))
     text = str(caught.value)

