@@ -1,22 +1,21 @@
-"""What activities receive and return. At most 2 KB each: names and numbers, never tokens."""
+"""What activities receive and return: names and numbers, never tokens. Usually below 2 KB, never
+above 64 KB."""
 
-from collections.abc import Iterable
-from typing import Literal, Self, get_args
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from everburn.learning.diagnostics import PolicyDistance
-from everburn.records.commands import Control
+from everburn.records.commands import Command
 from everburn.records.ids import (
     NUMBERS_PER_LIFE,
     GroupKey,
-    RewardSum,
+    GroupResult,
     RolloutOutcome,
-    RolloutStatus,
     RunRef,
 )
 from everburn.records.ledger import AdamParams, PreparedBatch
-from everburn.records.metrics import Number
+from everburn.records.metrics import Record
 from everburn.records.run_folder import Owner
 
 
@@ -69,10 +68,6 @@ class RolloutOrder(Message):
         return RunLife(run=self.run, life=self.group.life)
 
 
-MAX_ERRORS = 8
-"""Failures of a group whose texts travel; a judge that is down fails all of them alike."""
-
-
 class ReapResult(Message):
     """How much of what completions had registered couldn't be reaped."""
 
@@ -80,60 +75,19 @@ class ReapResult(Message):
 
 
 class CompleteGroup(Message):
-    """All completions of the group have ended."""
+    """All completions of the group have ended. last: whether no attempt follows if too few have
+    survived."""
 
     run: RunRef
     group: GroupKey
     version: int
-    statuses: str
-    """How each completion ended, in order, by the first letter of its status: a group may have
-    hundreds."""
-    errors: dict[int, str]
-    """Of the first failures, by completion."""
+    outcomes: list[RolloutOutcome]
     last: bool
-    """Whether no attempt follows if too few have survived."""
-
-    @classmethod
-    def of(
-        cls,
-        run: RunRef,
-        group: GroupKey,
-        version: int,
-        outcomes: Iterable[RolloutOutcome],
-        last: bool,
-    ) -> Self:
-        in_order = sorted(outcomes, key=lambda outcome: outcome.completion)
-        errors = [(o.completion, o.error) for o in in_order if o.error is not None]
-        return cls(
-            run=run,
-            group=group,
-            version=version,
-            statuses="".join(outcome.status[0] for outcome in in_order),
-            errors=dict(errors[:MAX_ERRORS]),
-            last=last,
-        )
 
     @property
     def within(self) -> RunLife:
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.group.life)
-
-    @property
-    def outcomes(self) -> list[RolloutOutcome]:
-        names: dict[str, RolloutStatus] = {name[0]: name for name in get_args(RolloutStatus)}
-        return [
-            RolloutOutcome(completion=i, status=names[letter], error=self.errors.get(i))
-            for i, letter in enumerate(self.statuses)
-        ]
-
-
-class GroupSummary(Message):
-    """A completed group in numbers; its manifest is in the store."""
-
-    fate: str
-    survivors: int
-    datums: int
-    reward_sum: float
 
 
 class ShardOrder(Message):
@@ -226,7 +180,7 @@ class PrepareBatch(Message):
 
     lease: LeaseRef
     step: int
-    groups: str
+    groups: list[GroupKey]
 
 
 class SubmitGroups(Message):
@@ -235,8 +189,7 @@ class SubmitGroups(Message):
     lease: LeaseRef
     step: int
     part: int
-    groups: str
-    """Their names, as refs.encode_groups writes them."""
+    groups: list[GroupKey]
     prepared: PreparedBatch | None = None
 
 
@@ -326,102 +279,26 @@ class Saved(Message):
     seconds: float
 
 
-PRODUCER_METRICS = (
-    "elapsed_time_s",
-    "no_progress_s",
-    "published_version",
-    "in_flight_samples",
-    "admission_capacity_samples",
-    "staleness_capacity_samples",
-    "concurrency_capacity_samples",
-    "rows_submitted_total",
-    "rows_accepted_total",
-    "rows_rejected_total",
-    "completion_refill_attempts_total",
-    "completion_refill_rows_submitted_total",
-    "trajectory_drops_total",
-    "recoverable_errors_total",
-    "filter_drops_total",
-    "incomplete_group_retries_total",
-    "breaker_consecutive_failures",
-    "breaker_tripped",
-)
-"""Names of a producer sample's numbers, in order, each under `producer/`."""
-
-
-class ProducerSample(Message):
-    """One record of the producer stream. Numbers without their names: many travel together."""
-
-    index: int
-    values: list[Number | None]
-    """As PRODUCER_METRICS; None where there is nothing to measure."""
-    waiting_for: str | None = None
-    """At a standstill."""
-
-
-class CommitStep(Message):
-    """Everything about a finished step that the store doesn't hold yet."""
-
-    run: RunRef
-    step: int
-    version: int
-    """Published by this step."""
-    epoch: int
-    attempts: int
-    """How often the step was begun."""
-    updated: bool
-    groups: str
-    submissions: int
-    prepared: PreparedBatch | None = None
-    adam: AdamParams
-    snapshot: str
-    checkpoint: str | None
-    life: int
-    told: tuple[int, int]
-    """What the run was told since the previous commit: the first number, and the one after the
-    last."""
-    seconds: float
-    metrics: dict[str, float | int]
-    rejected: RewardSum
-    """Completions of rows rejected since the previous commit: they count in raw metrics."""
-    save_seconds: dict[int, float] = Field(default_factory=dict)
-    """Of checkpoints of earlier steps that were saved since the previous commit, by step."""
-    producer: list[ProducerSample]
-
-
 class Committed(Message):
     reward: float | None
     """Mean reward of all completions since the previous commit."""
 
 
 class Reconcile(Message):
-    """Whom a run waits for: groups, the lease and the evaluation, the latter by workflow id."""
+    """What a run waits for: groups, and the workflow ids of the lease and the evaluation."""
 
     run: RunRef
-    groups: str
+    groups: list[GroupKey]
     lease: str | None
-    """Workflow id."""
     evaluation: str | None
-    """Workflow id."""
-
-
-class FinishedGroup(Message):
-    """A group whose manifest is in the store."""
-
-    key: GroupKey
-    version: int
-    fate: str
-    survivors: int
-    datums: int
-    reward_sum: float
 
 
 class Reconciled(Message):
-    """What has ended without the run having heard of it."""
+    """What has ended without a report to the run. dead: groups whose workflow is closed, and which
+    left no manifest."""
 
-    finished: list[FinishedGroup]
-    dead: str
-    """Groups whose workflow is closed, and which left nothing."""
+    finished: list[GroupResult]
+    dead: list[GroupKey]
     lease_closed: bool
     evaluation_closed: bool
 
@@ -434,14 +311,14 @@ class SkipGroup(Message):
     version: int
 
 
-class RecordControl(Message):
+class RecordCommand(Message):
     run: RunRef
-    control: Control
+    command: Command
 
 
 class RecordProducer(Message):
     run: RunRef
-    samples: list[ProducerSample]
+    records: list[Record]
 
 
 class RecordEvaluation(Message):
@@ -462,4 +339,4 @@ class FinishRun(Message):
     initial_version: int
     final_version: int
     save_seconds: dict[int, float] = Field(default_factory=dict)
-    """As in CommitStep."""
+    """As in StepCommit."""

@@ -10,14 +10,11 @@ from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExec
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.failure_types import final_errors
-from activities.messages import FinishedGroup, Reconcile, Reconciled, RunLife
+from activities.messages import Reconcile, Reconciled, RunLife
 from everburn.learning.group import find_group
-from everburn.records.ids import GroupKey, decode_groups, encode_groups, group_workflow_id
+from everburn.records.ids import GroupKey, GroupResult, group_workflow_id
 from everburn.records.run_folder import find_owner
 from everburn.records.store import ArtifactStore, StoreError
-
-MAX_FINISHED = 10
-"""Groups that one answer brings: more wait for the next look, since answers stay small."""
 
 
 class ReconciliationActivities:
@@ -28,20 +25,20 @@ class ReconciliationActivities:
     async def reconcile(self, order: Reconcile) -> Reconciled:
         """Look up everything that the run waits for."""
         store = ArtifactStore.of(order.run)
-        finished: list[FinishedGroup] = []
+        finished: list[GroupResult] = []
         dead: list[GroupKey] = []
-        for key in decode_groups(order.groups):
+        for key in order.groups:
             # In this order: a group that ends meanwhile has left its manifest before.
             is_open = await self._is_open(group_workflow_id(order.run.id, key))
             with final_errors(StoreError):
-                found = await asyncio.to_thread(_finished, store, key)
-            if found is not None:
-                finished.append(found)
+                manifest = await asyncio.to_thread(find_group, store, key)
+            if manifest is not None:
+                finished.append(manifest.result)
             elif not is_open:
                 dead.append(key)
         return Reconciled(
-            finished=finished[:MAX_FINISHED],
-            dead=encode_groups(dead),
+            finished=finished,
+            dead=dead,
             lease_closed=order.lease is not None and not await self._is_open(order.lease),
             evaluation_closed=order.evaluation is not None
             and not await self._is_open(order.evaluation),
@@ -105,17 +102,3 @@ async def _open_execution(
             return None
         raise
     return found if found.status == WorkflowExecutionStatus.RUNNING else None
-
-
-def _finished(store: ArtifactStore, key: GroupKey) -> FinishedGroup | None:
-    manifest = find_group(store, key)
-    if manifest is None:
-        return None
-    return FinishedGroup(
-        key=key,
-        version=manifest.version,
-        fate=manifest.fate,
-        survivors=len(manifest.members),
-        datums=manifest.datums,
-        reward_sum=sum(manifest.rewards),
-    )

@@ -15,14 +15,11 @@ from temporalio.service import RPCError
 
 from activities.failure_types import final_errors
 from activities.messages import (
-    PRODUCER_METRICS,
     CarryPublication,
-    CommitStep,
     Committed,
     CreateRun,
     FinishRun,
-    ProducerSample,
-    RecordControl,
+    RecordCommand,
     RecordEvaluation,
     RecordProducer,
     RunCreated,
@@ -32,9 +29,9 @@ from activities.search_attributes import SEARCH_ATTRIBUTES
 from everburn.config import parse_config
 from everburn.learning.group import skip_group
 from everburn.records import metrics
-from everburn.records.commands import record_control
-from everburn.records.ids import RunRef, decode_groups
-from everburn.records.ledger import LedgerEntry
+from everburn.records.commands import record_command
+from everburn.records.ids import RunRef
+from everburn.records.ledger import LedgerEntry, StepCommit
 from everburn.records.publications import carry_publication
 from everburn.records.run_folder import (
     ServerAddress,
@@ -42,7 +39,7 @@ from everburn.records.run_folder import (
     record_server,
     stored_config,
 )
-from everburn.records.steps import StepOutcome, commit_step, record_step
+from everburn.records.steps import commit_step, record_step
 from everburn.records.store import ArtifactStore, StoreError, when_there_is_space
 from everburn.rollouts.evaluation import keep_before_and_after
 from everburn.rollouts.sandboxes import sandbox_keys
@@ -72,14 +69,12 @@ class RecordActivities:
         return RunCreated(search_attributes=await self._has_search_attributes())
 
     @activity.defn
-    async def commit_step(self, order: CommitStep) -> Committed:
+    async def commit_step(self, step: StepCommit) -> Committed:
         """Append a step to the ledger, and write its metrics."""
         with final_errors(StoreError):
-            entry = await when_there_is_space(_commit, order)
+            entry = await when_there_is_space(_commit, step)
         reward = entry.metrics.get("rollout/raw_reward")
-        return Committed(
-            reward=None if reward is None else float(reward),
-        )
+        return Committed(reward=None if reward is None else float(reward))
 
     @activity.defn
     async def skip_group(self, order: SkipGroup) -> None:
@@ -95,19 +90,15 @@ class RecordActivities:
             )
 
     @activity.defn
-    async def record_control(self, order: RecordControl) -> None:
+    async def record_command(self, order: RecordCommand) -> None:
         """Keep what the run was told, or how it ended."""
         with final_errors(StoreError):
-            await when_there_is_space(record_control, ArtifactStore.of(order.run), order.control)
+            await when_there_is_space(record_command, ArtifactStore.of(order.run), order.command)
 
     @activity.defn
     async def record_producer(self, order: RecordProducer) -> None:
         with final_errors(StoreError):
-            await when_there_is_space(
-                metrics.record,
-                ArtifactStore.of(order.run),
-                [_producer_record(sample) for sample in order.samples],
-            )
+            await when_there_is_space(metrics.record, ArtifactStore.of(order.run), order.records)
 
     @activity.defn
     async def record_evaluation(self, order: RecordEvaluation) -> None:
@@ -150,32 +141,12 @@ class RecordActivities:
         return False
 
 
-def _commit(order: CommitStep) -> LedgerEntry:
-    store = ArtifactStore.of(order.run)
-    entry = commit_step(
-        order.run,
-        StepOutcome(
-            step=order.step,
-            version=order.version,
-            epoch=order.epoch,
-            updated=order.updated,
-            groups=decode_groups(order.groups),
-            rejected=order.rejected,
-            attempts=order.attempts,
-            submissions=order.submissions,
-            prepared=order.prepared,
-            adam=order.adam,
-            snapshot=order.snapshot,
-            checkpoint=order.checkpoint,
-            life=order.life,
-            told=order.told,
-            seconds=order.seconds,
-            metrics=order.metrics,
-        ),
-    )
+def _commit(step: StepCommit) -> LedgerEntry:
+    store = ArtifactStore.of(step.run)
+    entry = commit_step(step)
     record_step(store, entry)
-    _time_saves(store, order.save_seconds)
-    metrics.record(store, [_producer_record(sample) for sample in order.producer])
+    _time_saves(store, step.save_seconds)
+    metrics.record(store, step.producer)
     return entry
 
 
@@ -183,13 +154,3 @@ def _time_saves(store: ArtifactStore, seconds: dict[int, float]) -> None:
     """A checkpoint that wasn't due by itself is saved after its step was recorded."""
     for step, value in seconds.items():
         metrics.amend(store, metrics.STEP_STREAM, step, {"checkpoint/wall_time": value})
-
-
-def _producer_record(sample: ProducerSample) -> metrics.Record:
-    named = zip(PRODUCER_METRICS, sample.values, strict=True)
-    values: dict[str, metrics.Value] = {
-        f"producer/{name}": value for name, value in named if value is not None
-    }
-    if sample.waiting_for is not None:
-        values["producer/waiting_for"] = sample.waiting_for
-    return metrics.Record(stream=metrics.PRODUCER_STREAM, index=sample.index, values=values)

@@ -23,7 +23,6 @@ from activities.messages import (
     CompleteGroup,
     EvaluateFunction,
     EvaluationSummary,
-    GroupSummary,
     Prepared,
     ReapResult,
     RolloutOrder,
@@ -33,7 +32,7 @@ from activities.messages import (
 )
 from activities.run_watch import RunWatch, last_look
 from activities.runners import Runners, preload
-from everburn.records.ids import RolloutOutcome, RunRef
+from everburn.records.ids import GroupResult, RolloutOutcome, RunRef
 from everburn.records.store import StoreError, when_there_is_space
 from everburn.usercode.threads import in_thread
 
@@ -92,17 +91,12 @@ class RolloutActivities:
                 )
 
     @activity.defn
-    async def complete_group(self, order: CompleteGroup) -> GroupSummary:
+    async def complete_group(self, order: CompleteGroup) -> GroupResult:
         """Advantages, dynamic filter and manifest of a group whose completions have ended."""
         look = last_look(order.within)
         async with self._runners.using(order.run) as runner:
             manifest = await self._user_loop.run(lambda: _complete_group(runner, order, look))
-        return GroupSummary(
-            fate=manifest.fate,
-            survivors=len(manifest.members),
-            datums=manifest.datums,
-            reward_sum=sum(manifest.rewards),
-        )
+        return manifest.result
 
     @activity.defn
     async def reap(self, run: RunRef) -> ReapResult:
@@ -220,7 +214,7 @@ async def _complete_group(
 
 
 async def _judge_group(runner: "RolloutRunner", order: CompleteGroup) -> "GroupManifest":
-    """The group's fate, by the user's functions, each of which is told by its name."""
+    """The group's outcome, by the user's functions, each of which is told by its name."""
     from everburn.learning.advantages import advantage_function
     from everburn.learning.group import Group, judge_group
     from everburn.usercode.entrypoints import call

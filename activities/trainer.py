@@ -342,7 +342,6 @@ class TrainerActivities:
 
     async def _prepare_batch(self, lease: "Lease", order: PrepareBatch) -> PreparedBatch:
         from everburn.learning.batch import prepare_batch
-        from everburn.records.ids import decode_groups
         from everburn.records.run_folder import stored_config
         from everburn.records.store import StoreError, through_outages
         from everburn.trainers.protocol import TrainerClosedError, TrainerStateLostError
@@ -350,11 +349,10 @@ class TrainerActivities:
         run = order.lease.run
         entrypoint = (await through_outages(stored_config, run)).prepare_batch
         assert entrypoint is not None
-        groups = decode_groups(order.groups)
         score = trainer_operations.scoring(lease, asyncio.get_running_loop())
         try:
             return await prepare_batch(
-                run, order.step, groups, entrypoint, score, self._batch_loop(run)
+                run, order.step, order.groups, entrypoint, score, self._batch_loop(run)
             )
         except (TrainerStateLostError, TrainerClosedError, StoreError):
             raise

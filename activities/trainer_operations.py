@@ -44,7 +44,6 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
     from everburn.learning.diagnostics import policy_distance
     from everburn.learning.reported import record_reported
     from everburn.learning.submissions import prepare_submission
-    from everburn.records.ids import decode_groups
     from everburn.records.run_folder import stored_config
     from everburn.records.store import ArtifactStore, through_outages
     from everburn.trainers.guards import require_finite_gradients
@@ -57,7 +56,7 @@ async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
         order.step,
         order.part,
         order.lease.epoch,
-        decode_groups(order.groups),
+        order.groups,
         order.prepared,
     )
     gradients = await lease.in_turn(

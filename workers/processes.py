@@ -91,7 +91,7 @@ def orchestrator(client: Client, build: str | None = None) -> Worker:
             records.record_producer,
             records.record_evaluation,
             records.carry_publication,
-            records.record_control,
+            records.record_command,
             records.skip_group,
             records.finish_run,
             records.count_sandboxes,

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from activities.messages import LeaseGrant, ProvisioningReadiness
-from everburn.records.ids import GroupKey, RunRef
+from everburn.records.ids import GroupKey, GroupResult, RunRef
 
 ROLLOUT_FAILED = "RolloutFailed"
 """Type of the error of a run that a failed rollout has ended."""
@@ -33,37 +33,33 @@ class GroupOrder(Message):
     """Whether no attempt follows this one."""
 
 
-GroupFate = Literal["accepted", "filtered", "incomplete", "fatal", "cancelled"]
-
-
 class GroupReport(Message):
     """How a group ended. `failures` has one flag per completion that counts for the breaker, in
     the order in which they ended: true for a recoverable failure, false for a success."""
 
-    key: GroupKey
-    version: int
-    fate: GroupFate
-    survivors: int = 0
-    datums: int = 0
-    reward_sum: float = 0.0
+    result: GroupResult
     drops: int = 0
     reused: int = 0
     """Completions that used what an earlier attempt had finished."""
     failures: list[bool] = Field(default_factory=list)
     error: str | None = None
-    """What failed first; of a group that isn't fatal, its beginning."""
+    """What failed first."""
     error_type: str | None = None
     completion: int | None = None
     """The one that failed first."""
     failed: int = 0
     """Completions that ended in a failure."""
 
+    @property
+    def key(self) -> GroupKey:
+        return self.result.key
+
 
 class RolloutsFailed(Message):
-    """What failed of a phase's rollouts; the details of a run's failure that they are the cause of.
+    """The failed rollouts of a policy version, as details of the run's failure.
 
-    version: the policy that was sampled. evaluation: of held-out rows; otherwise for training.
-    failed: how many, as far as they had ended. first: why the first one did.
+    evaluation: whether they were of held-out rows. failed: how many of those that had ended.
+    first: the first failure.
     """
 
     version: int
@@ -72,49 +68,49 @@ class RolloutsFailed(Message):
     first: str
 
     def counting(self, report: GroupReport) -> "RolloutsFailed":
-        """After another group of the same phase has ended."""
-        if self.evaluation or report.version != self.version:
+        """Count another group, if it belongs to the same version."""
+        if self.evaluation or report.result.version != self.version:
             return self
         return self.model_copy(update={"failed": self.failed + report.failed})
 
 
 class Released(Message):
-    """So many completions of a group have ended by now, in total."""
+    """total: completions of the group that have ended so far."""
 
     key: GroupKey
     total: int
 
 
 class ProvisioningWait(Message):
-    """How long a lease may wait for its trainer job and deployment, and how long it has. Seconds;
-    times are workflow times."""
+    """How long a lease may wait for its trainer job and deployment, and how long it has waited. In
+    seconds of workflow time."""
 
     pending_timeout: float
     """For capacity."""
     ready_timeout: float
-    """For what has its machines."""
+    """For a start on machines that are available."""
     stage: Literal["pending", "starting"] = "starting"
     stage_begun: float = 0.0
     resumptions: int = 0
-    """How often the job had stopped and was started again."""
+    """How often the job stopped and was started again."""
 
     def continued(self, found: ProvisioningReadiness, now: float) -> "ProvisioningWait":
-        """After another look that found it not ready."""
+        """After another check that found it not ready."""
         stage: Literal["pending", "starting"] = (
             "pending" if found.stage == "pending" else "starting"
         )
-        anew = not self.stage_begun or stage != self.stage
+        begins = not self.stage_begun or stage != self.stage
         return self.model_copy(
             update={
                 "stage": stage,
-                "stage_begun": now if anew else self.stage_begun,
+                "stage_begun": now if begins else self.stage_begun,
                 "resumptions": self.resumptions + found.resumed,
             }
         )
 
 
 class LeaseOrder(Message):
-    """provisioning: of a lease that needs a trainer job and a deployment first."""
+    """provisioning: for a lease that needs a trainer job and a deployment first."""
 
     run: RunRef
     epoch: int
@@ -122,7 +118,7 @@ class LeaseOrder(Message):
 
 
 class LeaseWaiting(Message):
-    """What the lease waits for, in words."""
+    """text: what the lease waits for."""
 
     epoch: int
     text: str
@@ -133,7 +129,7 @@ class LeaseGranted(Message):
 
 
 class LeaseEnded(Message):
-    """The lease is over: released, lost, or never had."""
+    """The lease is over: released, lost, or never granted."""
 
     epoch: int
     error: str | None = None
@@ -149,16 +145,16 @@ class EvaluationOrder(Message):
     timeout: float
     search_attributes: bool
     count_failures: bool = False
-    """Whether an evaluation that fails goes on until all that fails is counted."""
+    """Whether a failed evaluation continues until all failures are counted."""
     life: int = 0
-    """Of the run, which has begun it."""
+    """Of the run that started it."""
 
 
 class EvaluationReport(Message):
-    """life: of the run, which has begun the evaluation; None where an earlier build reports."""
+    """life: of the run that started the evaluation."""
 
     version: int
-    life: int | None = None
+    life: int
     metrics: dict[str, float]
     error: str | None = None
     failed: int = 0
@@ -172,15 +168,15 @@ class StopRequest(Message):
 
 
 class Recovered(Message):
-    """What a run has lost and got back, since its start or resumption."""
+    """What a run has lost and recovered, since its start or resumption."""
 
     leases: int
     """Trainer sessions used."""
     redone_steps: int
     reused_rollouts: int
-    """Completions of which finished work was used again."""
+    """Completions whose finished work was used again."""
     seconds: float
-    """Spent on getting trainers back."""
+    """Spent on recoveries."""
 
     @property
     def text(self) -> str:
@@ -194,8 +190,8 @@ class Recovered(Message):
         return ", ".join(text for text in (*counted, spent) if text)
 
 
-def _counted(number: int, noun: str, fate: str = "") -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}{fate}" if number else ""
+def _counted(number: int, noun: str, verb: str = "") -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}{verb}" if number else ""
 
 
 class Status(Message):
@@ -204,7 +200,7 @@ class Status(Message):
     run: str
     phase: str
     waiting_for: str
-    standstill: str
+    stall: str
     """Not empty if nothing has moved for long: since when, and what the run waits for."""
     step: int
     total_steps: int
@@ -222,7 +218,7 @@ class Status(Message):
     evaluations: dict[int, dict[str, float]]
     lease_epoch: int
     recovered: Recovered | None = None
-    """None while nothing was lost."""
+    """None if nothing was lost."""
     checkpoint: str | None
     saved: list[str]
     """The last checkpoints: `step 4: <full path>`."""
@@ -235,7 +231,7 @@ class Status(Message):
 
 
 class RunResult(Message):
-    """What a run came to."""
+    """The result of a run."""
 
     run: str
     folder: str
@@ -245,9 +241,9 @@ class RunResult(Message):
     """Resolved: trained, or rejected for good."""
     stopped: bool
     seconds: float
-    """From its start, or from where it was resumed."""
+    """Since its start or resumption."""
     checkpoint: str | None
     model: str | None = None
-    """What the final policy was promoted to, where output_model_id asks for it."""
+    """The model that the final policy was promoted to, if output_model_id is set."""
     evaluations: dict[int, dict[str, float]]
     recovered: Recovered | None = None

@@ -1,9 +1,8 @@
-"""Resets: `temporal workflow reset` makes a new execution out of the first part of an old history.
+"""Resets: `temporal workflow reset` makes a new execution from the first part of an old history.
 
-Such an execution remembers a trainer state, a ledger and children as they were; all of them have
-moved on, and can't be taken back. So it must do nothing, and end. Owns how an execution learns that
-it is one. What the run came to lies in its folder: `everburn resume` and `everburn fork` go on from
-there.
+Such an execution assumes a trainer state, a ledger and children that have changed since, so it must
+do nothing, and end. Owns how an execution detects that it is one. `everburn resume` and `everburn
+fork` continue from the run's folder.
 """
 
 import asyncio
@@ -17,11 +16,11 @@ WAS_RESET = "WasReset"
 
 
 class ResetGuard:
-    """Ends the workflow's main task as soon as its execution turns out to be a reset one.
+    """Ends the workflow's main task once its execution proves to be a reset one.
 
-    Made in the workflow's `__init__`. Temporal gives each reset execution a new random seed, at the
-    very point where the old history ends; nothing else does. One that was reset to its first task
-    has no old history, and another run id than its first event has.
+    Create it in the workflow's `__init__`. Only a reset gives an execution a new random seed, at
+    the point where the old history ends. An execution that was reset to its first task has no old
+    history, but another run id than its first event.
     """
 
     def __init__(self, stop: Callable[[], None] = lambda: None) -> None:
@@ -33,7 +32,7 @@ class ResetGuard:
         workflow.register_random_seed_callback(self._on_new_seed)
 
     def watch(self) -> None:
-        """Called by the main task, at its beginning. Raises if it must not begin."""
+        """To be called first by the main task. Raises if the execution is a reset one."""
         self._main = asyncio.current_task()
         self.check()
 
@@ -45,9 +44,9 @@ class ResetGuard:
     def error(self) -> ApplicationError:
         """What the workflow fails with."""
         return ApplicationError(
-            f"{workflow.info().workflow_id} was reset, and can't go on from there: its trainer, "
-            "ledger and rollouts have moved on. Nothing was done. Go on with `everburn resume`, or "
-            "from an earlier step with `everburn fork`",
+            f"{workflow.info().workflow_id} was reset, and can't continue from there: its trainer, "
+            "ledger and rollouts have moved on. Nothing was done. Continue with `everburn resume`, "
+            "or from an earlier step with `everburn fork`",
             type=WAS_RESET,
             non_retryable=True,
         )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from everburn.config import Entrypoint
 from everburn.learning.group import GroupManifest, load_group
 from everburn.learning.rollout_file import read_rollout
-from everburn.records.ids import GroupKey, RunRef, StoredRef, encode_groups
+from everburn.records.ids import GroupKey, RunRef, StoredRef, in_order
 from everburn.records.keys import ROWS_KEY, prepared_batch_key
 from everburn.records.ledger import PreparedBatch
 from everburn.records.store import ArtifactStore, through_outages
@@ -144,7 +144,7 @@ def _prepared(store: ArtifactStore, key: str) -> PreparedBatch:
     trained = [key for key, values in advantages.items() if any(values)]
     return PreparedBatch(
         advantages=ref,
-        groups=encode_groups(list({key.group for key in trained})),
+        groups=in_order({key.group for key in trained}),
         datums=len(trained),
     )
 

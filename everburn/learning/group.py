@@ -6,20 +6,16 @@ retries (the workflow's) or datums (datums.py).
 
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.advantages import AdvantageFunction, group_zscore, sample_std
 from everburn.learning.rollout_file import read_rollout
-from everburn.records.ids import GroupKey, RolloutOutcome, StoredRef
+from everburn.records.ids import GroupKey, GroupOutcome, GroupResult, RolloutOutcome, StoredRef
 from everburn.records.keys import GROUPS, group_key, rollout_key
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.contract import RolloutRun
-
-Fate = Literal["accepted", "filtered", "incomplete", "skipped"]
-"""incomplete: fewer completions survived than min_group_size asks for. skipped: by a person, after
-a fatal error."""
 
 
 class Member(BaseModel):
@@ -40,9 +36,9 @@ class Member(BaseModel):
 
 
 class GroupManifest(BaseModel):
-    """The group as its store keeps it: what survived, with which advantage, and its fate.
+    """The group as its store keeps it: what survived, with which advantage, and its outcome.
 
-    rejected: whether the fate is the row's, too; an accepted group's isn't yet, and a row whose
+    rejected: whether the outcome is the row's, too; an accepted group's isn't yet, and a row whose
         group was incomplete may be begun again.
     """
 
@@ -50,7 +46,7 @@ class GroupManifest(BaseModel):
 
     key: GroupKey
     version: int
-    fate: Fate
+    outcome: GroupOutcome
     rejected: bool
     completions: int
     members: list[Member]
@@ -61,6 +57,17 @@ class GroupManifest(BaseModel):
     def datums(self) -> int:
         """Segments with a nonzero advantage: what a trainer is sent."""
         return sum(member.segments for member in self.members if member.advantage)
+
+    @property
+    def result(self) -> GroupResult:
+        return GroupResult(
+            key=self.key,
+            version=self.version,
+            outcome=self.outcome,
+            survivors=len(self.members),
+            datums=self.datums,
+            reward_sum=sum(self.rewards),
+        )
 
     @property
     def rewards(self) -> list[float]:
@@ -93,8 +100,8 @@ def judge_group(
     dynamic_filter: Callable[[Group], bool] | None,
     advantages_of: AdvantageFunction = group_zscore,
 ) -> GroupManifest:
-    """Decide a group's fate; finds what an earlier attempt has kept. For a thread: `dynamic_filter`
-    and `advantages_of` may be the user's, and take any time.
+    """Decide a group's outcome, or find the manifest that an earlier attempt has written. Runs in a
+    thread: `dynamic_filter` and `advantages_of` may be the user's, and take any time.
 
     outcomes: one per completion, in any order. min_group_size counts surviving completions. last:
         whether no attempt follows if they are too few.
@@ -107,19 +114,19 @@ def judge_group(
     loaded = [read_rollout(store, ref) for ref in stored]
     rewards = [float(run.segments[0].reward) for _, run in loaded]
     advantages = advantages_of(rewards) if survivors else []
-    fate: Fate = "accepted"
+    outcome: GroupOutcome = "accepted"
     if len(survivors) < min_group_size:
-        fate = "incomplete"
+        outcome = "incomplete"
     elif dynamic_filter is not None:
         group = Group(
             row=row(), rewards=rewards, rollouts=[run for _, run in loaded], version=version
         )
-        fate = "accepted" if dynamic_filter(group) else "filtered"
+        outcome = "accepted" if dynamic_filter(group) else "filtered"
     return GroupManifest(
         key=key,
         version=version,
-        fate=fate,
-        rejected=fate == "filtered" or (fate == "incomplete" and last),
+        outcome=outcome,
+        rejected=outcome == "filtered" or (outcome == "incomplete" and last),
         completions=len(outcomes),
         members=[
             Member(
@@ -158,7 +165,7 @@ def skip_group(store: ArtifactStore, key: GroupKey, version: int, completions: i
     skipped = GroupManifest(
         key=key,
         version=version,
-        fate="skipped",
+        outcome="skipped",
         rejected=True,
         completions=completions,
         members=[],

@@ -1,8 +1,8 @@
-"""Controls: what a run was told while it ran, and how it ended.
+"""Commands: what a person asked of a run while it ran, and how the run ended.
 
-Owns the records, one file each, written once and numbered within each life of the run. Those that a
-committed step has followed are also part of its ledger entry; what came after the last step is only
-here. Doesn't own what a control does (workflows/run/train_run.py).
+Owns the records, one file each, written once and numbered within each life of the run. A ledger
+entry repeats the commands since the step before it; those after the last step are only here.
+Doesn't own what a command does (workflows/run/train_run.py).
 """
 
 from collections.abc import Iterable
@@ -11,22 +11,22 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from everburn.records.ids import Ref
-from everburn.records.keys import CONTROLS, control_key
+from everburn.records.keys import COMMANDS, command_key
 from everburn.records.store import ArtifactStore
 
 Ending = Literal["completed", "stopped", "failed", "cancelled"]
 
 
-class Control(Ref):
-    """What a person told the run, or what became of it.
+class Command(Ref):
+    """A command to the run, a state that it saved at its end, or how it ended.
 
-    at: seconds since the epoch, by the workflow's clock. life: how often the run had been resumed.
-    step: the last committed one at that time. changes: of the configuration. checkpoint: the full
-    path of what was saved. ending: of how the run's life ended.
+    at: seconds since the Unix epoch, by the workflow's clock. life: how often the run had been
+    resumed. step: the last committed one. changes: of the configuration. checkpoint: the full path
+    of what was saved. ending: of the run's life.
     """
 
     at: float
-    what: str
+    text: str
     life: int = 0
     number: int = 0
     step: int = 0
@@ -35,40 +35,40 @@ class Control(Ref):
     ending: Ending | None = None
 
 
-def record_control(store: ArtifactStore, control: Control) -> None:
-    """Keep it; what is there under its number stays."""
-    key = control_key(control.life, control.number)
-    store.put_json(key, control.model_dump(mode="json"), once=True)
+def record_command(store: ArtifactStore, command: Command) -> None:
+    """Write the command, unless its number is taken: the first record stays."""
+    key = command_key(command.life, command.number)
+    store.put_json(key, command.model_dump(mode="json"), once=True)
 
 
-def read_controls(store: ArtifactStore) -> list[Control]:
-    """All controls, in order; `pandas.DataFrame(c.model_dump() for c in ...)` makes a table."""
-    return [Control.model_validate(store.get_json(key)) for key in store.keys(CONTROLS)]
+def read_commands(store: ArtifactStore) -> list[Command]:
+    """All commands, in order; `pandas.DataFrame(c.model_dump() for c in ...)` makes a table."""
+    return [Command.model_validate(store.get_json(key)) for key in store.keys(COMMANDS)]
 
 
-def controls_of(store: ArtifactStore, life: int, start: int, stop: int) -> list[Control]:
-    """Those numbered start..stop-1 of a life. Raises FileNotFoundError."""
-    keys = (control_key(life, number) for number in range(start, stop))
-    return [Control.model_validate(store.get_json(key)) for key in keys]
+def commands_between(store: ArtifactStore, life: int, start: int, stop: int) -> list[Command]:
+    """Commands start..stop-1 of a life. Raises FileNotFoundError."""
+    keys = (command_key(life, number) for number in range(start, stop))
+    return [Command.model_validate(store.get_json(key)) for key in keys]
 
 
-def changes_by(controls: Iterable[Control]) -> dict[str, JsonValue]:
-    """What the controls changed of the configuration, together: the last one counts."""
+def changes_by(commands: Iterable[Command]) -> dict[str, JsonValue]:
+    """Their changes of the configuration together; the last one of a field counts."""
     merged: dict[str, JsonValue] = {}
-    for control in controls:
-        merged |= control.changes
+    for command in commands:
+        merged |= command.changes
     return merged
 
 
 def ending_of(store: ArtifactStore) -> Ending | None:
-    """How the run ended; None while it runs, and where it had no time to say so."""
+    """How the run ended; None while it runs, and after an end that left no record."""
     life = None
-    for key in reversed(store.keys(CONTROLS)):
-        control = Control.model_validate(store.get_json(key))
-        if life not in (None, control.life):
+    for key in reversed(store.keys(COMMANDS)):
+        command = Command.model_validate(store.get_json(key))
+        if life not in (None, command.life):
             break
-        if control.ending is not None:
-            return control.ending
-        # What came after it, or else what a life that goes on was told.
-        life = control.life
+        if command.ending is not None:
+            return command.ending
+        # Commands may follow the ending; in a later life there is no ending yet.
+        life = command.life
     return None

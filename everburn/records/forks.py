@@ -14,8 +14,8 @@ from everburn.config import RECONFIGURABLE, RunConfig
 from everburn.learning.group import GroupManifest, all_groups
 from everburn.records import metrics
 from everburn.records.checkpoints import eligible_checkpoints, record_checkpoint
-from everburn.records.commands import Control, record_control
-from everburn.records.ids import GroupKey, RunRef, StoredRef
+from everburn.records.commands import Command, record_command
+from everburn.records.ids import RunRef, StoredRef
 from everburn.records.keys import (
     CONFIG_KEY,
     EVALUATION_ROWS_KEY,
@@ -81,11 +81,11 @@ def copy_past(origin: Origin, target: RunRef, config: RunConfig, at: float) -> N
         _copy(source, copy, EVALUATION_ROWS_KEY)
     copy.put_json(ORIGIN_KEY, origin.model_dump(mode="json"))
     _copy(source, copy, OWNER_KEY)
-    record_control(
+    record_command(
         copy,
-        Control(
+        Command(
             at=at,
-            what=f"forked from {origin}",
+            text=f"forked from {origin}",
             life=run_owner(copy).life + 1,
             step=origin.step,
             changes=origin.changes,
@@ -98,17 +98,17 @@ def _untrained_groups(
     store: ArtifactStore, ledger: list[LedgerEntry], origin: Origin
 ) -> Iterator[GroupManifest]:
     """Groups of the past that no step has trained."""
-    trained = {GroupKey.parse(text) for entry in ledger for text in entry.groups}
+    trained = {group for entry in ledger for group in entry.groups}
     stay = origin.changes.keys() <= RECONFIGURABLE
     for group in all_groups(store):
         past = group.version <= origin.step and group.key not in trained
-        if past and (stay or group.fate != "accepted"):
+        if past and (stay or group.outcome != "accepted"):
             yield group
 
 
 def _named_by(entry: LedgerEntry) -> Iterator[StoredRef]:
-    for text, digest in zip(entry.groups, entry.digests, strict=True):
-        yield StoredRef(key=group_key(GroupKey.parse(text)), sha256=digest)
+    for group, digest in zip(entry.groups, entry.digests, strict=True):
+        yield StoredRef(key=group_key(group), sha256=digest)
     yield from _refs(entry.model_dump(mode="json"))
 
 

@@ -4,12 +4,10 @@ Owns the small models that travel in Temporal payloads. Doesn't own the keys und
 data lies (keys.py). Imports nothing heavy: workflows use it.
 """
 
-import base64
-import re
-import zlib
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
 
 
 class Ref(BaseModel):
@@ -42,10 +40,19 @@ used, and perhaps left no trace of, is never used again."""
 
 
 class GroupKey(Ref):
-    """A prompt group: the row at `cursor`, in its `attempt`."""
+    """A prompt group: the row at `cursor`, in its `attempt`. JSON has it as its `text`."""
 
     cursor: int
     attempt: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return dict(cls.parse(value)) if isinstance(value, str) else value
+
+    @model_serializer
+    def _to_text(self) -> str:
+        return self.text
 
     @property
     def name(self) -> str:
@@ -102,43 +109,34 @@ class RolloutOutcome(Ref):
     """Whether work that an earlier attempt had finished was used: the rollout, or some calls."""
 
 
-# What a lease's holder records lies under its epoch, so that a superseded holder, which may come
-# back at any moment, has nothing of its successor's to overwrite.
+GroupOutcome = Literal["accepted", "filtered", "incomplete", "skipped", "fatal", "cancelled"]
+"""incomplete: fewer completions survived than min_group_size. skipped: by a person, after a fatal
+error. fatal, cancelled: such a group has no manifest, and its row is issued again."""
 
 
-READABLE = 400
-"""Characters of a list of groups that history shows as ranges. What is longer is packed."""
-PACKED = "~"
-"""Begins a list that is: base64 of zlib of ranges in which each cursor is told as the difference to
-the one before."""
-_CURSOR = re.compile(r"(?<![.\d])\d+")
+class GroupResult(Ref):
+    """A prompt group that has ended, in numbers; its manifest is in the store."""
+
+    key: GroupKey
+    version: int
+    """The policy version at its admission."""
+    outcome: GroupOutcome
+    survivors: int = 0
+    datums: int = 0
+    """Segments with a nonzero advantage: what a trainer is sent."""
+    reward_sum: float = 0.0
+    """Over the survivors."""
 
 
-def encode_groups(groups: list[GroupKey]) -> str:
-    """Group names as one short text, sorted: `17-24,26,30.1`, and packed where hundreds of them are
-    far apart."""
-    ranges = group_ranges(groups)
-    return ranges if len(ranges) <= READABLE else _packed(ranges)
+def in_order(groups: Iterable[GroupKey]) -> list[GroupKey]:
+    return sorted(groups, key=lambda group: (group.cursor, group.attempt))
 
 
-def decode_groups(text: str) -> list[GroupKey]:
-    """The inverse of `encode_groups`, in order of cursor and attempt."""
-    ranges = _unpacked(text) if text.startswith(PACKED) else text
-    groups: list[GroupKey] = []
-    for part in ranges.split(",") if ranges else []:
-        start, dash, stop = part.partition("-")
-        if dash:
-            groups.extend(GroupKey(cursor=c) for c in range(int(start), int(stop) + 1))
-        else:
-            groups.append(GroupKey.parse(part))
-    return sorted(groups, key=lambda g: (g.cursor, g.attempt))
-
-
-def group_ranges(groups: list[GroupKey]) -> str:
-    """Group names for people, however long: sorted, neighbours as ranges."""
+def group_ranges(groups: Iterable[GroupKey]) -> str:
+    """Group names for people: `17-24,26,30.1`."""
     parts: list[str] = []
     run: list[int] = []
-    for group in sorted(groups, key=lambda g: (g.cursor, g.attempt)):
+    for group in in_order(groups):
         if run and (group.attempt or group.cursor != run[-1] + 1):
             parts.append(_range_text(run))
             run = []
@@ -149,30 +147,6 @@ def group_ranges(groups: list[GroupKey]) -> str:
     if run:
         parts.append(_range_text(run))
     return ",".join(parts)
-
-
-def _packed(ranges: str) -> str:
-    before = 0
-
-    def difference(found: re.Match[str]) -> str:
-        nonlocal before
-        last, before = before, int(found[0])
-        return str(before - last)
-
-    differences = _CURSOR.sub(difference, ranges)
-    return PACKED + base64.b64encode(zlib.compress(differences.encode(), 9)).decode()
-
-
-def _unpacked(text: str) -> str:
-    cursor = 0
-
-    def add(found: re.Match[str]) -> str:
-        nonlocal cursor
-        cursor += int(found[0])
-        return str(cursor)
-
-    differences = zlib.decompress(base64.b64decode(text.removeprefix(PACKED))).decode()
-    return _CURSOR.sub(add, differences)
 
 
 def _range_text(run: list[int]) -> str:

@@ -55,7 +55,7 @@ def submission_metrics_key(step: int, index: int, epoch: int) -> str:
 def prepared_batch_key(step: int, groups: Sequence[GroupKey]) -> str:
     """What `prepare_batch` made of a step's batch. The batch is part of the name: a resumed run may
     put another one together for the same step."""
-    batch = hashlib.sha256(group_ranges(list(groups)).encode()).hexdigest()
+    batch = hashlib.sha256(group_ranges(groups).encode()).hexdigest()
     return f"steps/{step:06d}/advantages-{batch[:12]}.parquet"
 
 
@@ -66,11 +66,11 @@ def ledger_key(step: int) -> str:
     return f"{LEDGER}/{step:06d}.json"
 
 
-CONTROLS = "controls"
+COMMANDS = "commands"
 
 
-def control_key(life: int, number: int) -> str:
-    return f"{CONTROLS}/{life:03d}-{number:06d}.json"
+def command_key(life: int, number: int) -> str:
+    return f"{COMMANDS}/{life:03d}-{number:06d}.json"
 
 
 PUBLICATIONS = "publications"

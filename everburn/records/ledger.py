@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everburn.config import Entrypoint
 from everburn.learning.losses import LossConfig
-from everburn.records.commands import Control
-from everburn.records.ids import Ref, StoredRef
+from everburn.records.commands import Command
+from everburn.records.ids import GroupKey, Ref, RewardSum, RunRef, StoredRef
 from everburn.records.keys import LEDGER, ledger_key
+from everburn.records.metrics import Number, Record
 from everburn.records.store import ArtifactStore
 
 
@@ -37,49 +38,70 @@ class AdamParams(BaseModel):
 
 class PreparedBatch(Ref):
     """What `prepare_batch` made of a step's batch: the file of its advantages, and which groups and
-    how many datums (segments) have one other than zero.
-
-    groups: as refs.encode_groups writes them; in the ledger, always as ranges.
-    """
+    how many datums (segments) have one other than zero."""
 
     advantages: StoredRef
-    groups: str
+    groups: list[GroupKey]
     datums: int
 
 
-class LedgerEntry(BaseModel):
-    """Everything that optimizer step `step` was made of.
+class StepRecord(BaseModel):
+    """What the run knows of a finished step, and the ledger keeps of it.
 
-    version: published by this step. attempts: how often the step was begun; a lost trainer begins
-        it again. groups: the batch, and digests: of each group's manifest, which names its
-        rollouts with theirs. submissions: manifests in the order in which their gradients were
-        added up. prepared: where advantages are `prepare_batch`'s and not those of the manifests.
+    version: published by this step. attempts: leases under which the step was begun. groups: the
+        batch. prepared: where advantages are `prepare_batch`'s and not those of the manifests.
         snapshot: of the version; the previous one's when `updated` is false. seconds: since the
-        previous publication.
+        previous publication. metrics: timings, and what trainer and scheduler reported.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int
     version: int
     epoch: int
     attempts: int
     updated: bool
-    groups: list[str]
-    digests: list[str]
-    submissions: list[StoredRef]
+    groups: list[GroupKey]
     prepared: PreparedBatch | None = None
-    loss: str | Entrypoint
-    loss_config: LossConfig
     adam: AdamParams
     snapshot: str
     checkpoint: str | None = None
-    changes: dict[str, JsonValue] = Field(default_factory=dict)
-    """Of the configuration, since the previous step."""
-    controls: list[Control] = Field(default_factory=list)
-    """What the run was told since the previous step."""
     seconds: float
-    metrics: dict[str, float | int | bool]
+    metrics: dict[str, Number]
+
+
+class StepCommit(StepRecord):
+    """A finished step on its way into the ledger, with all that the store doesn't hold yet.
+
+    submission_count: of this step. command_range: the numbers, start and stop, of the commands
+        since the previous commit. rejected: completions of rows rejected since then, which count
+        in raw metrics. save_seconds: by step, of checkpoints of earlier steps that were saved since
+        then. producer: records of the producer stream.
+    """
+
+    run: RunRef
+    life: int
+    submission_count: int
+    command_range: tuple[int, int]
+    rejected: RewardSum
+    save_seconds: dict[int, float] = Field(default_factory=dict)
+    producer: list[Record] = Field(default_factory=list)
+
+
+class LedgerEntry(StepRecord):
+    """Everything that optimizer step `step` was made of.
+
+    digests: of each group's manifest, which names its rollouts with theirs. submissions: manifests
+        in the order in which their gradients were added up. commands: since the previous step.
+        changes: what these changed of the configuration.
+    """
+
+    digests: list[str]
+    submissions: list[StoredRef]
+    loss: str | Entrypoint
+    loss_config: LossConfig
+    changes: dict[str, JsonValue] = Field(default_factory=dict)
+    commands: list[Command] = Field(default_factory=list)
 
 
 MADE_OF = (
@@ -101,12 +123,12 @@ def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
         raise LedgerConflictError(f"step {entry.step} can't follow: step {missing} is missing")
     store.put_json(ledger_key(entry.step), entry.model_dump(mode="json"), once=True)
     found = read_entry(store, entry.step)
+    committed, repeated = found.model_dump(mode="json"), entry.model_dump(mode="json")
     for name in MADE_OF:
-        committed, brought = getattr(found, name), getattr(entry, name)
-        if committed != brought:
+        if committed[name] != repeated[name]:
             raise LedgerConflictError(
-                f"step {entry.step} was committed with {name} {committed} under epoch "
-                f"{found.epoch}; epoch {entry.epoch} now brings {brought}"
+                f"step {entry.step} was committed with {name} {committed[name]} under epoch "
+                f"{found.epoch}; epoch {entry.epoch} now brings {repeated[name]}"
             )
     return found
 

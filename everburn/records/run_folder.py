@@ -6,7 +6,7 @@ Doesn't own the other files (ledger, metrics, rollouts): each has its module.
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from everburn.config import RunConfig, changed_fields, parse_config
-from everburn.records.commands import Control, changes_by, read_controls, record_control
+from everburn.records.commands import Command, changes_by, read_commands, record_command
 from everburn.records.ids import RunRef
 from everburn.records.keys import CONFIG_KEY
 from everburn.records.store import ArtifactStore
@@ -59,7 +59,7 @@ def create_run_folder(
     nothing.
 
     The configuration of the first life stays as it is. What the next one changes of it is its first
-    control. at, step: when the life begins, and after which step.
+    command. at, step: when the life begins, and after which step.
 
     Raises:
         RunFolderTakenError: another execution made it.
@@ -77,8 +77,8 @@ def create_run_folder(
         return
     # The folder may have been moved since.
     changes = changed_fields(configured(run).model_copy(update={"store": config.store}), config)
-    record_control(
-        store, Control(at=at, what="resumed", life=owner.life, step=step, changes=changes)
+    record_command(
+        store, Command(at=at, text="resumed", life=owner.life, step=step, changes=changes)
     )
 
 
@@ -119,12 +119,12 @@ def stored_config(run: RunRef) -> RunConfig:
 
 def configured(run: RunRef, step: int | None = None) -> RunConfig:
     """The configuration that a run has by now, or had when it committed `step`."""
-    changes = told_changes(run, step)
+    changes = commanded_changes(run, step)
     config = stored_config(run)
     return parse_config(config.model_dump(mode="json") | changes) if changes else config
 
 
-def told_changes(run: RunRef, step: int | None = None) -> dict[str, JsonValue]:
+def commanded_changes(run: RunRef, step: int | None = None) -> dict[str, JsonValue]:
     """What the run was told to change of the configuration that it was started with."""
-    controls = read_controls(ArtifactStore.of(run))
-    return changes_by(control for control in controls if step is None or control.step < step)
+    commands = read_commands(ArtifactStore.of(run))
+    return changes_by(command for command in commands if step is None or command.step < step)

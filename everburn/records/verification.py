@@ -1,9 +1,9 @@
 """Verification: a run against its own ledger.
 
 Re-executes every committed step on a fresh trainer and compares weights, and checks that each row
-has one fate and each group of a batch was applied once. Finds what a fault could have done: a step
-applied twice or not at all, a row trained twice or skipped, a file changed. Doesn't own how a step
-is replayed (replay.py).
+has one outcome and each group of a batch was applied once. Finds what a fault could have done: a
+step applied twice or not at all, a row trained twice or skipped, a file changed. Doesn't own how a
+step is replayed (replay.py).
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from everburn.learning.group import GroupManifest
 from everburn.learning.submissions import SubmissionManifest
 from everburn.records.checkpoints import Checkpoint, eligible_checkpoints
 from everburn.records.commands import Ending, ending_of
-from everburn.records.ids import GroupKey, RunRef, StoredRef, decode_groups
+from everburn.records.ids import GroupKey, RunRef, StoredRef
 from everburn.records.keys import GROUPS, LEDGER, ROWS_KEY, group_key
 from everburn.records.ledger import LedgerEntry
 from everburn.records.replay import replay_step
@@ -36,7 +36,7 @@ class VerificationError(Exception):
 
 
 @dataclass(frozen=True)
-class Fates:
+class RowOutcomes:
     """What became of the run's rows. ending: how the run ended, None where it didn't say."""
 
     trained: int
@@ -56,21 +56,21 @@ class Verified:
 
     steps: int
     uncompared: int
-    fates: Fates
+    outcomes: RowOutcomes
     weights: str
 
     @property
     def rows_trained(self) -> int:
-        return self.fates.trained
+        return self.outcomes.trained
 
     @property
     def rows_rejected(self) -> int:
-        return self.fates.rejected
+        return self.outcomes.rejected
 
 
-def check_records(run: RunRef) -> Fates:
-    """Check the ledger by itself: contiguous steps, one fate per row, one submission per group,
-    files as recorded. Every row of a run that completed has a fate.
+def check_records(run: RunRef) -> RowOutcomes:
+    """Check the ledger by itself: contiguous steps, one outcome per row, one submission per group,
+    files as recorded. Every row of a run that completed has an outcome.
 
     Raises:
         VerificationError: naming the first difference.
@@ -79,8 +79,7 @@ def check_records(run: RunRef) -> Fates:
     with _damage_named():
         trained: dict[int, int] = {}
         for entry in _ledger(store):
-            for text in entry.groups:
-                cursor = GroupKey.parse(text).cursor
+            for cursor in (group.cursor for group in entry.groups):
                 if cursor in trained:
                     raise VerificationError(
                         f"row {cursor} was trained twice: in steps {trained[cursor]} and "
@@ -89,7 +88,7 @@ def check_records(run: RunRef) -> Fates:
                 trained[cursor] = entry.step
             _check_step(store, entry)
         rejected = _rejected(store, trained)
-        return _fates(run, trained, rejected)
+        return _outcomes(run, trained, rejected)
 
 
 async def verify(
@@ -106,7 +105,7 @@ async def verify(
     Raises:
         VerificationError: naming the first difference.
     """
-    fates = check_records(run)
+    outcomes = check_records(run)
     store = ArtifactStore.of(run)
     with _damage_named():
         ledger = list(_ledger(store))
@@ -126,7 +125,7 @@ async def verify(
     finally:
         await trainer.close()
     last = saved[-1]
-    return Verified(last.step, len(ledger) - last.step, fates, last.path)
+    return Verified(last.step, len(ledger) - last.step, outcomes, last.path)
 
 
 def row_count(run: RunRef) -> int:
@@ -147,7 +146,11 @@ def _compare(checkpoint: Checkpoint, again: str, weights_digest: Callable[[str],
 def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
     for number, key in enumerate(store.keys(LEDGER), start=1):
         entry = _read(store, key, LedgerEntry)
-        _check_form(store.path(key), entry)
+        if len(entry.groups) != len(entry.digests):
+            raise VerificationError(
+                f"{store.path(key)} is damaged: it has {len(entry.groups)} groups and "
+                f"{len(entry.digests)} digests"
+            )
         if entry.step != number:
             raise VerificationError(
                 f"step {number} is missing: the ledger continues with {entry.step}"
@@ -157,48 +160,33 @@ def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
         yield entry
 
 
-def _check_form(path: str, entry: LedgerEntry) -> None:
-    """What the types of an entry's fields don't say."""
-    try:
-        for text in entry.groups:
-            GroupKey.parse(text)
-        if entry.prepared is not None:
-            decode_groups(entry.prepared.groups)
-    except ValueError as error:
-        raise VerificationError(f"{path} is damaged: {error}") from None
-    if len(entry.groups) != len(entry.digests):
-        raise VerificationError(
-            f"{path} is damaged: it has {len(entry.groups)} groups and {len(entry.digests)} digests"
-        )
-
-
 def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:
     """Every file that the step was made of still has its digest, and each group of its batch that
     has something to teach was submitted once."""
-    batch: dict[str, GroupManifest] = {}
-    digests: dict[str, str] = {}
-    for text, digest in zip(entry.groups, entry.digests, strict=True):
-        ref = StoredRef(key=group_key(GroupKey.parse(text)), sha256=digest)
-        batch[text], digests[text] = _read(store, ref, GroupManifest), digest
+    digests = dict(zip(entry.groups, entry.digests, strict=True))
+    batch = {
+        key: _read(store, StoredRef(key=group_key(key), sha256=digest), GroupManifest)
+        for key, digest in digests.items()
+    }
     if entry.prepared is None:
-        taught = {text for text, group in batch.items() if group.datums}
+        taught = {key for key, group in batch.items() if group.datums}
     else:
         store.get(entry.prepared.advantages)
-        taught = {key.text for key in decode_groups(entry.prepared.groups)}
-    submitted: Counter[str] = Counter()
+        taught = set(entry.prepared.groups)
+    submitted: Counter[GroupKey] = Counter()
     for submission in entry.submissions:
         for ref in _read(store, submission, SubmissionManifest).groups:
-            text = _read(store, ref, GroupManifest).key.text
-            if ref.sha256 != digests.get(text):
+            key = _read(store, ref, GroupManifest).key
+            if ref.sha256 != digests.get(key):
                 raise VerificationError(
-                    f"step {entry.step} submitted row {text}, which isn't in its batch"
+                    f"step {entry.step} submitted row {key.text}, which isn't in its batch"
                 )
-            submitted[text] += 1
-    for text in batch:
-        if submitted[text] != (text in taught):
+            submitted[key] += 1
+    for key in batch:
+        if submitted[key] != (key in taught):
             raise VerificationError(
-                f"step {entry.step} submitted row {text} {submitted[text]} times, and "
-                f"{'once' if text in taught else 'not at all'} is right"
+                f"step {entry.step} submitted row {key.text} {submitted[key]} times, and "
+                f"{'once' if key in taught else 'not at all'} is right"
             )
     if entry.updated != bool(taught):
         raise VerificationError(
@@ -231,14 +219,14 @@ def _rejected(store: ArtifactStore, trained: dict[int, int]) -> set[int]:
     return set(rejected)
 
 
-def _fates(run: RunRef, trained: dict[int, int], rejected: set[int]) -> Fates:
+def _outcomes(run: RunRef, trained: dict[int, int], rejected: set[int]) -> RowOutcomes:
     store = ArtifactStore.of(run)
     ending = ending_of(store)
     resolved = trained.keys() | rejected
     if not store.exists(ROWS_KEY):
         if resolved:
             raise VerificationError(f"{store.path(ROWS_KEY)} is missing")
-        return Fates(0, 0, [], ending)
+        return RowOutcomes(0, 0, [], ending)
     try:
         total = row_count(run)
     except (CorruptArtifactError, ValueError) as error:
@@ -251,7 +239,7 @@ def _fates(run: RunRef, trained: dict[int, int], rejected: set[int]) -> Fates:
         raise VerificationError(
             f"the run completed, and {_rows(missing)} has neither been trained nor rejected"
         )
-    return Fates(len(trained), len(rejected), missing, ending)
+    return RowOutcomes(len(trained), len(rejected), missing, ending)
 
 
 def _rows(rows: list[int]) -> str:

@@ -6,32 +6,10 @@ of them are submitted. Doesn't own when a partial batch is final, or submissions
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everburn.records.ids import GroupKey
+from everburn.records.ids import GroupResult
 
 MAX_GROUPS_PER_SUBMISSION = 256
-"""Keeps a submission's list of group names below 2 KB in history."""
-
-
-class QueuedGroup(BaseModel):
-    """An accepted group. Field names are short because hundreds of these are carried through
-    continue-as-new."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    c: int
-    """cursor"""
-    a: int = 0
-    """attempt"""
-    v: int
-    """policy version at admission"""
-    n: int
-    """surviving completions"""
-    d: int
-    """datums: segments with a nonzero advantage"""
-
-    @property
-    def key(self) -> GroupKey:
-        return GroupKey(cursor=self.c, attempt=self.a)
+"""Bounds one request to the trainer, and its list of groups in history."""
 
 
 class GroupQueue(BaseModel):
@@ -39,12 +17,12 @@ class GroupQueue(BaseModel):
 
     batch_size: int
     """P"""
-    groups: list[QueuedGroup] = Field(default_factory=list)
+    groups: list[GroupResult] = Field(default_factory=list)
     submitted: int = 0
     """How many groups at the head of the batch have been submitted."""
 
     @property
-    def batch(self) -> list[QueuedGroup]:
+    def batch(self) -> list[GroupResult]:
         """The groups of the current step so far."""
         return self.groups[: self.batch_size]
 
@@ -57,16 +35,16 @@ class GroupQueue(BaseModel):
         """Number of groups of the batch that aren't submitted yet."""
         return len(self.batch) - self.submitted
 
-    def accept(self, group: QueuedGroup) -> None:
+    def accept(self, group: GroupResult) -> None:
         self.groups.append(group)
 
-    def take_submission(self) -> list[QueuedGroup]:
+    def take_submission(self) -> list[GroupResult]:
         """Submit all ready groups, up to the limit of one submission."""
         taken = self.batch[self.submitted :][:MAX_GROUPS_PER_SUBMISSION]
         self.submitted += len(taken)
         return taken
 
-    def commit(self) -> list[QueuedGroup]:
+    def commit(self) -> list[GroupResult]:
         """Remove and return the batch of a finished step."""
         batch = self.batch
         if self.submitted != len(batch):

@@ -1,27 +1,57 @@
-"""Messages of activities: small, whatever they tell of."""
+"""The largest messages stay below the limit of a payload."""
 
-from activities.messages import MAX_ERRORS, CompleteGroup
-from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
+import pytest
+from pydantic import BaseModel
+
+from activities.messages import (
+    CompleteGroup,
+    LeaseRef,
+    Reconcile,
+    Reconciled,
+    RecordProducer,
+    SubmitGroups,
+)
+from everburn.config.fields import MAX_COMPLETIONS
+from everburn.records.ids import GroupKey, GroupResult, RolloutOutcome, RunRef
+from everburn.records.metrics import PRODUCER_STREAM, Record
+from everburn.scheduling.queue import MAX_GROUPS_PER_SUBMISSION
+from support.histories import MAX_PAYLOAD
+from workflows.children.prompt_group import MAX_ERRORS
+from workflows.run.producer import MAX_GROUPS_OUT
+from workflows.run.recorder import MAX_RECORDS
 
 RUN = RunRef(store="s3://bucket/a-folder-of-runs", id="a-run-with-quite-a-long-name")
+KEYS = [GroupKey(cursor=10**6 + 2 * place, attempt=1001) for place in range(MAX_GROUPS_OUT)]
+RESULTS = [
+    GroupResult(
+        key=key, version=1000, outcome="accepted", survivors=16, datums=160, reward_sum=1 / 3
+    )
+    for key in KEYS
+]
+OUTCOMES = [
+    RolloutOutcome(completion=index, status="failed", error="x" * (MAX_ERRORS // MAX_COMPLETIONS))
+    for index in range(MAX_COMPLETIONS)
+]
+VALUES = {f"producer/a_name_of_some_length_{n}": 1 / 3 for n in range(18)}
+RECORDS = [Record(stream=PRODUCER_STREAM, index=10**6, values=VALUES) for _ in range(MAX_RECORDS)]
 
 
-def test_a_group_that_fails_as_a_whole_is_told_of_in_one_small_payload():
-    outcomes = [
-        RolloutOutcome(completion=index, status="failed", error="x" * 120) for index in range(512)
-    ]
-    order = CompleteGroup.of(RUN, GroupKey(cursor=10**6, attempt=7), 1000, outcomes, last=True)
-    assert len(order.model_dump_json()) <= 2048
-    assert [outcome.status for outcome in order.outcomes] == ["failed"] * 512
-    assert sum(outcome.error is not None for outcome in order.outcomes) == MAX_ERRORS
-
-
-def test_outcomes_arrive_in_the_order_of_completions_whatever_order_they_ended_in():
-    outcomes = [
-        RolloutOutcome(completion=2, status="dropped"),
-        RolloutOutcome(completion=0, status="failed", error="no judge"),
-        RolloutOutcome(completion=1, status="succeeded"),
-    ]
-    order = CompleteGroup.of(RUN, GroupKey(cursor=0), 0, outcomes, last=False)
-    arrived = CompleteGroup.model_validate_json(order.model_dump_json()).outcomes
-    assert arrived == sorted(outcomes, key=lambda outcome: outcome.completion)
+@pytest.mark.parametrize(
+    "message",
+    [
+        CompleteGroup(run=RUN, group=KEYS[0], version=1000, outcomes=OUTCOMES, last=True),
+        Reconcile(run=RUN, groups=KEYS, lease=RUN.id, evaluation=RUN.id),
+        Reconciled(finished=RESULTS, dead=[], lease_closed=True, evaluation_closed=True),
+        Reconciled(finished=[], dead=KEYS, lease_closed=True, evaluation_closed=True),
+        SubmitGroups(
+            lease=LeaseRef(run=RUN, epoch=1001),
+            step=1000,
+            part=1,
+            groups=KEYS[:MAX_GROUPS_PER_SUBMISSION],
+        ),
+        RecordProducer(run=RUN, records=RECORDS),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_the_largest_message_fits_into_a_payload(message: BaseModel):
+    assert len(message.model_dump_json()) <= MAX_PAYLOAD

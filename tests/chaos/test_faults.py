@@ -9,7 +9,7 @@ import pytest
 from chaos.harness import PATIENCE, Chaos
 from everburn.emulator.unknowns import WORST_CASE
 from support.waiting import until
-from system.audit import check_fates
+from system.audit import check_outcomes
 
 SURVIVED_BY_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
     ("forward_backward", "status", {"status": 409}),
@@ -150,4 +150,4 @@ async def test_a_step_that_kills_its_trainer_each_time_ends_the_run_by_name(chao
     assert held.error.startswith(f"step {held.step + 1} lost its trainer 3 times; its rows are ")
     await run.handle.execute_update("resume")
     verified = await chaos.survived(run)
-    check_fates(run.ref, verified)
+    check_outcomes(run.ref, verified)

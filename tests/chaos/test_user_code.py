@@ -9,7 +9,7 @@ from chaos.harness import PATIENCE, Chaos, Run, process_command
 from chaos.tasks import PLACE
 from support.waiting import until
 from workers.exits import BLOCKED
-from workflows.children.retries import MAX_FAILURES, MAX_LOSSES
+from workflows.children.retries import MAX_FAILURES, MAX_WORKER_FAILURES
 
 TASK = "chaos.tasks"
 
@@ -33,7 +33,7 @@ async def test_code_that_crashes_its_process_each_time_is_given_up(chaos: Chaos)
         task=TASK, rows=4, min_group_size=4, extras={"mischief": "crash", "always": True}
     )
     await chaos.survived(run, steps=2, patience=600)
-    assert len(chaos.deaths) >= MAX_LOSSES
+    assert len(chaos.deaths) >= MAX_WORKER_FAILURES
 
 
 @pytest.mark.chaos

@@ -108,7 +108,7 @@ async def an_eventful_run(farm: Farm) -> Run:
 
 
 async def a_held_run(farm: Farm) -> Run:
-    """Held-out rows in shards, a fatal error, controls, a stop over its last row."""
+    """Held-out rows in shards, a fatal error, commands, a stop over its last row."""
 
     async def fail(draw: Draw) -> float:
         if draw.row == 1 and not draw.evaluation:

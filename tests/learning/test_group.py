@@ -107,7 +107,7 @@ def test_a_person_can_open_it_with_pandas(store: ArtifactStore) -> None:
 def test_survivors_share_out_their_advantages(store: ArtifactStore) -> None:
     manifest = completed(store, [1.0, None, 0.0, 0.0])
 
-    assert manifest.fate == "accepted"
+    assert manifest.outcome == "accepted"
     assert [member.completion for member in manifest.members] == [0, 2, 3]
     assert [round(member.advantage, 3) for member in manifest.members] == [1.155, -0.577, -0.577]
     assert [outcome.completion for outcome in manifest.lost] == [1]
@@ -116,18 +116,18 @@ def test_survivors_share_out_their_advantages(store: ArtifactStore) -> None:
 
 def test_too_few_survivors_leave_it_incomplete(store: ArtifactStore) -> None:
     group = completed(store, [1.0, None, None, 0.0], min_group_size=3, last=False)
-    assert (group.fate, group.rejected) == ("incomplete", False)
+    assert (group.outcome, group.rejected) == ("incomplete", False)
 
 
-def test_the_last_attempts_group_decides_the_rows_fate(store: ArtifactStore) -> None:
+def test_the_last_attempts_group_decides_the_rows_outcome(store: ArtifactStore) -> None:
     group = completed(store, [1.0, None], min_group_size=2, last=True)
-    assert (group.fate, group.rejected) == ("incomplete", True)
+    assert (group.outcome, group.rejected) == ("incomplete", True)
 
 
 def test_a_skipped_group_is_rejected(store: ArtifactStore) -> None:
     skip_group(store, KEY, version=3, completions=4)
     group = load_group(store, KEY)
-    assert (group.fate, group.rejected, group.members) == ("skipped", True, [])
+    assert (group.outcome, group.rejected, group.members) == ("skipped", True, [])
 
 
 def test_the_filter_sees_the_row_and_decides(store: ArtifactStore) -> None:
@@ -137,7 +137,7 @@ def test_the_filter_sees_the_row_and_decides(store: ArtifactStore) -> None:
         seen.append(group)
         return False
 
-    assert completed(store, [1.0, 0.0], keep=keep).fate == "filtered"
+    assert completed(store, [1.0, 0.0], keep=keep).outcome == "filtered"
     assert (seen[0].row, seen[0].rewards, seen[0].version) == ({"a": 47}, [1.0, 0.0], 3)
 
 
@@ -150,7 +150,7 @@ def test_completing_again_finds_what_was_decided(store: ArtifactStore) -> None:
 
 def test_what_is_kept_first_stays(store: ArtifactStore) -> None:
     first = completed(store, [1.0, 0.0])
-    late = first.model_copy(update={"fate": "filtered", "rejected": True})
+    late = first.model_copy(update={"outcome": "filtered", "rejected": True})
 
     assert keep_group(store, late) == first
 

@@ -1,4 +1,4 @@
-"""What the records of a run must be like: one fate per row, one submission per group."""
+"""What the records of a run must be like: one outcome per row, one submission per group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from everburn.config import parse_config
-from everburn.learning.group import Fate
 from everburn.learning.submissions import SubmissionManifest
-from everburn.records.commands import Control, Ending, record_control
-from everburn.records.ids import GroupKey, RunRef, StoredRef
+from everburn.records.commands import Command, Ending, record_command
+from everburn.records.ids import GroupKey, GroupOutcome, RunRef, StoredRef
 from everburn.records.keys import group_key, ledger_key, rollout_key, submission_key
 from everburn.records.ledger import LedgerEntry, PreparedBatch, commit
 from everburn.records.run_folder import Owner, create_run_folder
@@ -43,7 +42,7 @@ class Records:
         return ArtifactStore.of(self.run)
 
     def group(
-        self, row: int, fate: Fate = "accepted", advantage: float = 1.0, attempt: int = 0
+        self, row: int, outcome: GroupOutcome = "accepted", advantage: float = 1.0, attempt: int = 0
     ) -> StoredRef:
         key = GroupKey(cursor=row, attempt=attempt)
         members = [
@@ -56,7 +55,7 @@ class Records:
             )
             for number in range(2)
         ]
-        manifest = a_group(key, members, fate=fate, rejected=fate != "accepted")
+        manifest = a_group(key, members, outcome=outcome, rejected=outcome != "accepted")
         return self.store.put_json(group_key(key), manifest.model_dump(mode="json"))
 
     def step(
@@ -83,7 +82,7 @@ class Records:
         return commit(self.store, entry)
 
     def ends(self, ending: Ending) -> None:
-        record_control(self.store, Control(at=1.0, what=ending, ending=ending))
+        record_command(self.store, Command(at=1.0, text=ending, ending=ending))
 
 
 @pytest.fixture
@@ -104,17 +103,19 @@ def complaint(records: Records) -> str:
     return str(failure.value)
 
 
-UNREADABLE = PreparedBatch(
-    advantages=StoredRef(key="advantages", sha256="0" * 64), groups="3-x", datums=1
-)
+UNREADABLE = {
+    "advantages": {"key": "advantages", "sha256": "0" * 64},
+    "groups": ["3", "x"],
+    "datums": 1,
+}
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"digests": []}, "it has 1 groups and 0 digests"),
-        ({"groups": ["three"]}, "invalid literal for int() with base 10: 'three'"),
-        ({"prepared": UNREADABLE}, "invalid literal for int() with base 10: 'x'"),
+        ({"groups": ["three"]}, "groups.0: Value error, invalid literal for int() with base 10:"),
+        ({"prepared": UNREADABLE}, "prepared.groups.1: Value error, invalid literal for int()"),
     ],
     ids=["digests", "groups", "prepared"],
 )
@@ -122,18 +123,19 @@ def test_an_entry_that_no_run_wrote_is_named(
     records: Records, fields: dict[str, Any], said: str
 ) -> None:
     group = records.group(3)
-    records.step(2, {3: group}, [[group]], **fields)
-    assert complaint(records) == f"{records.store.path(ledger_key(2))} is damaged: {said}"
+    entry = records.step(2, {3: group}, [[group]])
+    records.store.put_json(ledger_key(2), entry.model_dump(mode="json") | fields)
+    assert complaint(records).startswith(f"{records.store.path(ledger_key(2))} is damaged: {said}")
 
 
 def test_a_run_that_was_stopped_says_what_is_open(records: Records) -> None:
     records.ends("stopped")
-    fates = check_records(records.run)
-    assert (fates.trained, fates.rejected, fates.ending) == (2, 1, "stopped")
-    assert fates.open_rows == "rows 3, 4, 5"
+    outcomes = check_records(records.run)
+    assert (outcomes.trained, outcomes.rejected, outcomes.ending) == (2, 1, "stopped")
+    assert outcomes.open_rows == "rows 3, 4, 5"
 
 
-def test_every_row_of_a_completed_run_has_a_fate(records: Records) -> None:
+def test_every_row_of_a_completed_run_has_an_outcome(records: Records) -> None:
     records.ends("completed")
     assert "the run completed, and rows 3, 4, 5" in complaint(records)
 
@@ -164,7 +166,7 @@ def test_a_group_that_teaches_nothing_is_not_submitted(records: Records) -> None
 def test_a_prepared_batch_says_itself_what_it_teaches(records: Records) -> None:
     batch = {3: records.group(3), 4: records.group(4, advantage=0.0)}
     advantages = records.store.put("steps/000002/advantages.parquet", b"numbers")
-    prepared = PreparedBatch(advantages=advantages, groups="4", datums=2)
+    prepared = PreparedBatch(advantages=advantages, groups=[GroupKey(cursor=4)], datums=2)
     records.step(2, batch, [[batch[4]]], prepared=prepared)
     assert check_records(records.run).trained == 4
 

@@ -81,7 +81,7 @@ def test_draws_that_came_to_a_group_are_used_up(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     for number in (0, 1, 3):
         finish(store, attempt(number), completion=0)
-    store.put_json(group_key(attempt(1)), {"fate": "incomplete"})
+    store.put_json(group_key(attempt(1)), {"outcome": "incomplete"})
 
     assert unused(store, attempt(0)) == []
     assert unused(store, attempt(2)) == []

@@ -2,12 +2,13 @@
 
 import pytest
 
-from everburn.records.ids import GroupKey
-from everburn.scheduling.queue import MAX_GROUPS_PER_SUBMISSION, GroupQueue, QueuedGroup
+from everburn.records.ids import GroupKey, GroupResult
+from everburn.scheduling.queue import MAX_GROUPS_PER_SUBMISSION, GroupQueue
 
 
-def group(cursor: int, attempt: int = 0) -> QueuedGroup:
-    return QueuedGroup(c=cursor, a=attempt, v=0, n=4, d=4)
+def group(cursor: int, attempt: int = 0) -> GroupResult:
+    key = GroupKey(cursor=cursor, attempt=attempt)
+    return GroupResult(key=key, version=0, outcome="accepted", survivors=4, datums=4)
 
 
 def queue(*cursors: int, batch_size: int = 3) -> GroupQueue:
@@ -17,8 +18,8 @@ def queue(*cursors: int, batch_size: int = 3) -> GroupQueue:
     return filled
 
 
-def cursors(groups: list[QueuedGroup]) -> list[int]:
-    return [group.c for group in groups]
+def cursors(groups: list[GroupResult]) -> list[int]:
+    return [each.key.cursor for each in groups]
 
 
 def test_groups_join_the_batch_in_completion_order():
@@ -84,11 +85,3 @@ def test_state_survives_json_in_the_middle_of_a_batch():
     again = GroupQueue.model_validate_json(state.model_dump_json())
     assert again == state
     assert again.take_submission() == state.take_submission() == [group(7, attempt=2)]
-
-
-@pytest.mark.parametrize(("attempt", "text"), [(0, "17"), (2, "17.2")])
-def test_a_group_key_has_row_and_attempt(attempt: int, text: str):
-    key = group(17, attempt).key
-    assert key == GroupKey(cursor=17, attempt=attempt)
-    assert key.text == text
-    assert GroupKey.parse(text) == key

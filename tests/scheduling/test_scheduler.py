@@ -13,12 +13,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from everburn.records.ids import GroupKey
+from everburn.records.ids import GroupKey, GroupResult
 from everburn.rollouts.dataset import RowOrder
 from everburn.scheduling.admission import Admission
 from everburn.scheduling.breaker import CircuitBreaker
 from everburn.scheduling.cursor import Cursor
-from everburn.scheduling.queue import GroupQueue, QueuedGroup
+from everburn.scheduling.queue import GroupQueue
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Driver:
     retries: dict[int, int] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
-    steps: list[list[QueuedGroup]] = field(default_factory=list)
+    steps: list[list[GroupResult]] = field(default_factory=list)
     """The committed batches."""
     outcomes: list[bool] = field(default_factory=list)
     """All outcomes that the breaker recorded since its last reset."""
@@ -128,8 +128,12 @@ class Driver:
             self.admission.accept()
             self.accepted.append(key.cursor)
             self.queue.accept(
-                QueuedGroup(
-                    c=key.cursor, a=key.attempt, v=attempt.version, n=survivors, d=survivors
+                GroupResult(
+                    key=key,
+                    version=attempt.version,
+                    outcome="accepted",
+                    survivors=survivors,
+                    datums=survivors,
                 )
             )
         self.refill()
@@ -151,7 +155,7 @@ class Driver:
     def commit(self) -> None:
         batch = self.queue.commit()
         for group in batch:
-            self.cursor.resolve(group.c)
+            self.cursor.resolve(group.key.cursor)
         self.steps.append(batch)
 
     def train(self) -> None:
@@ -191,9 +195,9 @@ def key(cursor: int, attempt: int = 0) -> GroupKey:
     return GroupKey(cursor=cursor, attempt=attempt)
 
 
-def stamps(batch: list[QueuedGroup]) -> dict[int, int]:
+def stamps(batch: list[GroupResult]) -> dict[int, int]:
     """The version at which each row of a batch was admitted."""
-    return {group.c: group.v for group in batch}
+    return {group.key.cursor: group.version for group in batch}
 
 
 def test_without_off_policy_versions_training_is_fully_on_policy():
@@ -426,9 +430,9 @@ class Scheduler(RuleBasedStateMachine):
     def every_row_is_in_one_place(self) -> None:
         driver = self.driver
         cursor = driver.cursor
-        trained = [group.c for batch in driver.steps for group in batch]
+        trained = [group.key.cursor for batch in driver.steps for group in batch]
         out = [attempt.cursor for attempt in (*driver.running, *driver.waiting)]
-        queued = [group.c for group in driver.queue.groups]
+        queued = [group.key.cursor for group in driver.queue.groups]
         fresh = list(range(cursor.next, cursor.total))
         places = trained + driver.rejected + out + queued + cursor.returned + fresh
         assert sorted(places) == list(range(cursor.total))
@@ -452,9 +456,9 @@ class Scheduler(RuleBasedStateMachine):
         first = self.driver.first_version
         for step, batch in enumerate(self.driver.steps):
             newest = first + step
-            assert all(group.v <= newest for group in batch)
+            assert all(group.version <= newest for group in batch)
             if self.driver.off_policy == 0:
-                assert all(group.v == newest for group in batch), "fully on-policy"
+                assert all(group.version == newest for group in batch), "fully on-policy"
 
     def teardown(self) -> None:
         """Finish the run: each row of each epoch gets exactly one outcome."""
@@ -472,7 +476,7 @@ class Scheduler(RuleBasedStateMachine):
             self.the_run_is_never_deadlocked()
         self.versions_fit_their_steps()
 
-        trained = [group.c for batch in driver.steps for group in batch]
+        trained = [group.key.cursor for batch in driver.steps for group in batch]
         order = RowOrder(rows=driver.rows, shuffle=True, seed=0)
         positions = [order.position(cursor) for cursor in trained + driver.rejected]
         assert sorted((p.epoch, p.row_index) for p in positions) == [

@@ -76,7 +76,7 @@ class Run(StartedRun):
     @property
     def trained(self) -> list[str]:
         """The groups of all committed steps."""
-        return [group for entry in self.ledger for group in entry.groups]
+        return [group.text for entry in self.ledger for group in entry.groups]
 
     def metrics(self, stream: str = metrics.STEP_STREAM) -> list[dict[str, Any]]:
         """The records of a stream, in order, each with what was added to it."""

@@ -4,6 +4,7 @@ the budgets."""
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from temporalio.api.common.v1 import Payloads
 from temporalio.api.history.v1 import HistoryEvent
@@ -15,14 +16,17 @@ from workers.connection import connect
 from workers.plugin import everburn_plugin
 from workers.stack.folder import StackFolder
 
-MAX_PAYLOAD = 2048
+MAX_PAYLOAD = 64 * 1024
 """Bytes of one activity or signal payload: names and numbers, never tokens."""
-MAX_STATE = 64 * 1024
+USUAL_PAYLOAD = 2 * 1024
+"""Bytes that most of them stay below."""
+MAX_STATE = 256 * 1024
 """Bytes of a run's configuration, and of the state that continue-as-new carries."""
 
 
 def check_payloads(history: WorkflowHistory) -> None:
     """Fail where something travels in history that belongs into the store."""
+    usual = []
     for event in history.events:
         for what, payloads in _payloads(event):
             sizes = [len(payload.data) for payload in payloads.payloads]
@@ -31,6 +35,8 @@ def check_payloads(history: WorkflowHistory) -> None:
                 f"{history.workflow_id}, event {event.event_id}: {what} has {sizes} bytes, and "
                 f"{limit} are allowed: {payloads.payloads[0].data[:400]!r}"
             )
+            usual += sizes if what not in STARTS else []
+    assert not usual or median(usual) <= USUAL_PAYLOAD, f"{history.workflow_id}: {sorted(usual)}"
 
 
 __all__ = ["check_payloads", "replay", "replay_stack", "run_histories"]

@@ -51,7 +51,7 @@ def a_group(key: GroupKey, members: list[Member], **changes: Any) -> GroupManife
     values = {
         "key": key,
         "version": 0,
-        "fate": "accepted",
+        "outcome": "accepted",
         "rejected": False,
         "completions": len(members),
         "members": members,
@@ -68,7 +68,7 @@ def an_entry(step: int, groups: tuple[str, ...] = ("0", "1")) -> LedgerEntry:
         epoch=1,
         updated=True,
         attempts=1,
-        groups=list(groups),
+        groups=[GroupKey.parse(name) for name in groups],
         digests=["0" * 64 for _ in groups],
         submissions=[],
         loss="grpo",

@@ -1,7 +1,7 @@
 """What must be true of a run after whatever has happened to its processes.
 
 Owns the assertions over a finished run of tiny_task: verified against its ledger, each row one
-fate, no finished completion executed again, nothing left at the services, and workflow code that
+outcome, no finished completion executed again, nothing left at the services, and workflow code that
 does again what it did. Doesn't own the verification itself (everburn/records/verification.py).
 """
 
@@ -53,7 +53,7 @@ async def audit(
         AuditError, VerificationError: naming the first thing that is wrong.
     """
     verified = await verified_weights(run, stack)
-    check_fates(run, verified)
+    check_outcomes(run, verified)
     check_executions(run, list(read_executions(executions)), again)
     await check_nothing_runs(stack.client, run)
     await check_nothing_is_kept(stack, run)
@@ -76,8 +76,8 @@ async def verified_weights(run: RunRef, stack: Stack) -> Verified:
         )
 
 
-def check_fates(run: RunRef, verified: Verified) -> None:
-    """Each row has a fate, and weights have moved."""
+def check_outcomes(run: RunRef, verified: Verified) -> None:
+    """Each row has an outcome, and weights have moved."""
     rows = row_count(run)
     if verified.rows_trained + verified.rows_rejected != rows:
         raise AuditError(f"{verified} doesn't account for the run's {rows} rows")

@@ -7,15 +7,14 @@ from typing import Literal
 
 import pytest
 
-from everburn.learning.group import Fate
-from everburn.records.ids import GroupKey, RunRef
+from everburn.records.ids import GroupKey, GroupOutcome, RunRef
 from everburn.records.keys import group_key, rollout_key
 from everburn.records.store import ArtifactStore
 from support.records import a_group, a_member
 from system.audit import AuditError, check_executions
 from system.tiny_task import Execution
 
-Write = Callable[[GroupKey, Fate, float], None]
+Write = Callable[[GroupKey, GroupOutcome, float], None]
 ROW = 3
 
 
@@ -29,11 +28,11 @@ def write(run: RunRef) -> Write:
     """Record a group of one completion, at a time."""
     store = ArtifactStore.of(run)
 
-    def write(key: GroupKey, fate: Fate, at: float) -> None:
+    def write(key: GroupKey, outcome: GroupOutcome, at: float) -> None:
         stored = store.put(rollout_key(key, 0), b"rollout")
         os.utime(store.path(stored.key), (at, at))
         member = a_member(stored, advantage=0.0, row_index=key.cursor)
-        group = a_group(key, [member], fate=fate, rejected=fate == "filtered")
+        group = a_group(key, [member], outcome=outcome, rejected=outcome == "filtered")
         store.put_json(group_key(key), group.model_dump(mode="json"))
 
     return write

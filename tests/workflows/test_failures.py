@@ -51,7 +51,7 @@ async def test_a_missing_snapshot_is_never_a_failure(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """However long a recovery takes: it is tried more often than after any other loss."""
-    monkeypatch.setattr(retries, "MAX_LOSSES", 2)
+    monkeypatch.setattr(retries, "MAX_WORKER_FAILURES", 2)
 
     async def play(draw: Draw) -> float:
         if draw.tries < 4:
@@ -71,7 +71,7 @@ async def test_a_worker_without_the_runs_code_counts_for_nothing(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """It is idle, takes what the busy ones can't, and hands it back, again and again."""
-    monkeypatch.setattr(retries, "MAX_LOSSES", 2)
+    monkeypatch.setattr(retries, "MAX_WORKER_FAILURES", 2)
 
     async def play(draw: Draw) -> float:
         if draw.tries < 4:
@@ -314,4 +314,4 @@ async def test_a_run_that_holds_can_leave_out_the_row(start_tuned: Start):
     assert (result.rows, run.trained) == (3, ["0", "2"])
     # Whoever resumes the run must not begin the row again.
     assert [g.key.cursor for g in run.groups if g.rejected] == [1]
-    assert [c.what for entry in run.ledger for c in entry.controls] == ["skip_row 1"]
+    assert [c.text for entry in run.ledger for c in entry.commands] == ["skip_row 1"]

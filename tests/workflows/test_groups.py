@@ -8,9 +8,7 @@ import pytest
 
 from activities import records, rollouts
 from everburn import RolloutRun, RolloutSample
-from everburn.records.ids import RunRef
-from everburn.records.ledger import LedgerEntry
-from everburn.records.steps import StepOutcome
+from everburn.records.ledger import LedgerEntry, StepCommit
 from support import tasks
 from support.farm import Start
 from support.script import Draw, Script, behind, one_segment
@@ -32,7 +30,12 @@ async def test_a_filtered_row_is_rejected_and_counts_only_in_raw_metrics(start: 
     )
     result = await run.result()
     assert ({"row": 2}, [2.0, 3.0], 0) in seen
-    assert [group.fate for group in run.groups] == ["accepted", "accepted", "filtered", "filtered"]
+    assert [group.outcome for group in run.groups] == [
+        "accepted",
+        "accepted",
+        "filtered",
+        "filtered",
+    ]
     assert (result.steps, result.rows, run.trained) == (1, 4, ["0", "1"])
     last = run.metrics("producer/event")[-1]
     assert last["producer/filter_drops_total"] == last["producer/rows_rejected_total"] == 2
@@ -65,11 +68,11 @@ async def test_a_row_rejected_while_a_step_is_committed_counts_in_the_next(
     committing, rejected = threading.Event(), threading.Event()
     commit = records.commit_step
 
-    def stand_still(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
-        if outcome.step == 1:
+    def stand_still(step: StepCommit) -> LedgerEntry:
+        if step.step == 1:
             committing.set()
             assert rejected.wait(30)
-        return commit(run, outcome)
+        return commit(step)
 
     monkeypatch.setattr(records, "commit_step", stand_still)
     gates = {1: Gate(), 2: Gate()}
@@ -106,7 +109,7 @@ async def test_drops_never_open_the_circuit_breaker(start: Start):
     run = await start(Script(play), rows=4, completions_per_prompt=4, prompt_groups_per_step=4)
     result = await run.result()
     assert (result.steps, result.rows) == (0, 4)
-    assert [group.fate for group in run.groups] == ["incomplete"] * 4
+    assert [group.outcome for group in run.groups] == ["incomplete"] * 4
 
 
 async def test_an_incomplete_group_is_rebuilt_as_often_as_allowed_and_then_rejected(start: Start):
@@ -121,8 +124,13 @@ async def test_an_incomplete_group_is_rebuilt_as_often_as_allowed_and_then_rejec
         max_incomplete_group_retries=2,
     )
     result = await run.result()
-    fates = {group.key.text: group.fate for group in run.groups}
-    assert fates == {"0": "accepted", "1": "incomplete", "1.1": "incomplete", "1.2": "incomplete"}
+    outcomes = {group.key.text: group.outcome for group in run.groups}
+    assert outcomes == {
+        "0": "accepted",
+        "1": "incomplete",
+        "1.1": "incomplete",
+        "1.2": "incomplete",
+    }
     assert (run.trained, result.rows) == (["0"], 2)
     assert len(run.script.draws(row=1)) == 6  # all completions of the group, each time
     last = run.metrics("producer/event")[-1]

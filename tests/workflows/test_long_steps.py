@@ -8,7 +8,7 @@ from everburn.trainers.protocol import TrainerStateLostError
 from support.farm import Farm, Run, Start
 from support.histories import run_histories
 from support.script import Script
-from workflows.run import step as optimizer_step
+from workflows.run import batch
 
 ROWS = 12
 KEPT = ("0", "11")
@@ -17,7 +17,7 @@ KEPT = ("0", "11")
 
 @pytest.fixture(autouse=True)
 def short_histories(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_step, "LONG_STEP", 60)
+    monkeypatch.setattr(batch, "LONG_STEP", 60)
 
 
 def picky() -> Script:
@@ -66,7 +66,7 @@ async def test_a_lease_that_is_lost_later_takes_it_along(start_tuned: Start):
     run = await start_picky(start_tuned, script)
     await run.result()
     (entry,) = run.ledger
-    assert (entry.epoch, entry.groups) == (2, list(KEPT))
+    assert (entry.epoch, run.trained) == (2, list(KEPT))
     assert [group for part in sent(run) for group in part] == ["row-000000.0", "row-000011.0"]
     assert len(run.script.begun) == 2 * ROWS
 

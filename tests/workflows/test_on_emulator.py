@@ -253,6 +253,6 @@ async def test_the_metrics_are_those_that_the_documentation_defines(
         "producer/event",
     }
     missing = {name for name in documented if not any(fnmatch(w, name) for w in written)}
-    # A Python loss's own; and what is written of recoveries, failed saves and a standstill.
+    # A Python loss's own; and what is written of recoveries, failed saves and a stall.
     others = {"loss/*", "checkpoint/failed", "producer/waiting_for"}
     assert {name for name in missing if not name.startswith("recovery/")} == others

@@ -8,8 +8,7 @@ import pytest
 
 from activities import trainer
 from everburn.learning.batch import Batch
-from everburn.records import ids
-from everburn.records.ids import PACKED
+from everburn.records.ids import GroupKey
 from everburn.trainers.protocol import TrainerStateLostError
 from everburn.usercode import limits
 from support.farm import Start
@@ -73,24 +72,11 @@ async def test_a_sealed_batch_is_prepared_before_anything_is_sent(start: Start):
     ]
     first = run.ledger[0]
     assert first.prepared is not None
-    assert (first.prepared.groups, first.prepared.datums) == ("0-1", 4)
+    assert first.prepared.groups == first.groups == [GroupKey(cursor=0), GroupKey(cursor=1)]
+    assert first.prepared.datums == 4
     record = run.metrics()[-1]
     assert (record["rollout/kept_groups"], record["rollout/datums"]) == (2, 4)
     assert record["perf/prepare_batch_time"] >= 0
-
-
-async def test_a_batch_that_travels_packed_is_readable_in_the_ledger(
-    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ids, "READABLE", 0)
-    run = await start_tuned(Script(equal, prepare=ByTurns()), rows=2, prompt_groups_per_step=2)
-    await run.result()
-    events = (await run.handle.fetch_history()).events
-    packed = f'"groups":"{PACKED}'.encode()
-    assert packed in b"".join(event.SerializeToString() for event in events)
-    (entry,) = run.ledger
-    assert entry.prepared is not None
-    assert (entry.groups, entry.prepared.groups) == (["0", "1"], "0-1")
 
 
 async def test_a_redo_uses_the_recorded_advantages(start: Start):
@@ -143,7 +129,7 @@ async def test_groups_without_any_advantage_are_left_out(start: Start):
     await run.result()
 
     (entry,) = run.ledger
-    assert entry.prepared is not None and entry.prepared.groups == "1"
+    assert entry.prepared is not None and entry.prepared.groups == [GroupKey(cursor=1)]
     assert run.trainer.calls.count("forward_backward 2") == 1
     assert run.metrics()[-1]["rollout/kept_groups"] == 1
 

@@ -50,7 +50,7 @@ def test_every_kind_of_workflow_is_recorded() -> None:
         if "activityTaskScheduledEventAttributes" in event
     }
     assert {"load_checkpoint", "replay_step", "evaluate_shard", "skip_group"} <= activities
-    assert {"carry_publication", "record_control"} <= activities
+    assert {"carry_publication", "record_command"} <= activities
     assert {"advance_provisioning", "clean_up_provisioning"} <= activities, "a dedicated lease"
 
 

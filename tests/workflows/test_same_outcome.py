@@ -1,5 +1,5 @@
-"""With completions in a scripted order, a run's weights and the fates of its rows don't depend on
-how its workflow is executed: with a cache, without one, or in many executions."""
+"""With completions in a scripted order, a run's weights and the outcomes of its rows don't depend
+on how its workflow is executed: with a cache, without one, or in many executions."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -25,8 +25,7 @@ from support.farm import (
 from support.histories import replay, run_histories
 from support.script import Draw, Script
 from support.waiting import Gate
-from workflows.run import step as optimizer_step
-from workflows.run import train_run
+from workflows.run import batch, train_run
 
 ROWS = 6
 
@@ -38,7 +37,7 @@ class Outcome:
     weights: list[str]
     batches: list[list[str]]
     submissions: list[int]
-    fates: dict[str, str]
+    outcomes: dict[str, str]
 
 
 class Ordered:
@@ -83,7 +82,7 @@ class Ordered:
         return run
 
 
-async def test_weights_and_fates_are_the_same(
+async def test_weights_and_outcomes_are_the_same(
     temporal_server: str,
     tiny_tokenizer: Path,
     tmp_path: Path,
@@ -111,7 +110,7 @@ async def test_weights_and_fates_are_the_same(
             if name == "continued":
                 patch.setattr(train_run, "MAX_HISTORY", 1)
             if name == "continued over its steps":
-                patch.setattr(optimizer_step, "LONG_STEP", 30)
+                patch.setattr(batch, "LONG_STEP", 30)
             async with workers(name.replace(" ", "-"), *tuning) as farm:
                 run = await Ordered().run(farm, tmp_path / name.replace(" ", "-"))
                 outcomes[name] = outcome(run, emulator.home)
@@ -123,7 +122,10 @@ async def test_weights_and_fates_are_the_same(
     assert executions.pop("continued over its steps") > 1
     assert executions == {"plain": 1, "without a cache": 1, "continued": 4}
     assert plain.batches == [["0", "1.1"], ["3", "4"], ["5"]]
-    assert plain.fates["row-000001.0"] == "incomplete" and plain.fates["row-000002.0"] == "filtered"
+    assert (
+        plain.outcomes["row-000001.0"] == "incomplete"
+        and plain.outcomes["row-000002.0"] == "filtered"
+    )
     assert plain.weights[0] != plain.weights[1], "nothing was trained"
     assert outcomes["without a cache"] == plain
     assert outcomes["continued"] == outcomes["continued over its steps"] == plain
@@ -134,7 +136,7 @@ def outcome(run: Run, emulator_home: Path) -> Outcome:
     paths = [run.store.get_json(key)["path"] for key in checkpoints]
     return Outcome(
         weights=[weights_digest(emulator_home, path) for path in paths],
-        batches=[entry.groups for entry in run.ledger],
+        batches=[[key.text for key in entry.groups] for entry in run.ledger],
         submissions=[len(entry.submissions) for entry in run.ledger],
-        fates={group.key.name: group.fate for group in run.groups},
+        outcomes={group.key.name: group.outcome for group in run.groups},
     )

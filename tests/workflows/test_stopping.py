@@ -12,7 +12,11 @@ from temporalio.exceptions import CancelledError
 
 from activities import records
 from everburn.trainers.jobs import Readiness, RunProvisioning
-from everburn.trainers.protocol import TrainerStateLostError, TrainerUnavailableError
+from everburn.trainers.protocol import (
+    TrainerFailedError,
+    TrainerStateLostError,
+    TrainerUnavailableError,
+)
 from support.farm import Farm, Run, Start
 from support.script import Draw, Script
 from support.waiting import Gate, until
@@ -52,7 +56,7 @@ async def test_a_stop_leaves_the_open_batch_untrained_and_cancels_rollouts(
     assert (result.stopped, result.steps, result.rows) == (True, 1, 2)
     assert (result.checkpoint, run.trained) == ("scripted/state-1", ["0", "1"])
     assert result.evaluations.keys() == {0, 1}
-    assert [group.fate for group in run.groups] == ["accepted"] * 3
+    assert [group.outcome for group in run.groups] == ["accepted"] * 3
     assert run.script.rows_begun == {0, 1, 2, 3}
     assert run.trainer.calls[-2:] == ["save_checkpoint state-1", "close"]
     assert (await run.status()).phase == "stopped"
@@ -243,7 +247,7 @@ async def test_a_step_that_kills_its_trainer_is_not_taken_again_by_a_stop(start:
 
     run = await start(Script(play), rows=2, on_fatal="hold")
     await run.until(step=1, groups_in_flight=1)
-    run.trainer.refuse("optim_step", TrainerStateLostError("the service restarted"))
+    run.trainer.refuse("optim_step", TrainerFailedError("out of memory"))
     # Else a recovery would replay step 1, which needs the optimizer too.
     await run.handle.execute_update(TrainRun.checkpoint)
     gate.open()
@@ -279,7 +283,7 @@ async def test_a_stop_ends_a_recovery_that_finds_no_trainer(start: Start):
     result = await run.result()
     assert (result.stopped, result.steps, result.checkpoint) == (True, 1, "scripted/state-1")
     assert run.trained == ["0"]
-    assert [group.fate for group in run.groups] == ["accepted"] * 2
+    assert [group.outcome for group in run.groups] == ["accepted"] * 2
 
 
 async def test_a_stop_waits_only_so_long_for_a_trainer_to_save_with(

@@ -110,8 +110,8 @@ async def test_what_a_former_life_has_begun_ends_while_the_run_goes_on(
     assert (await run.status()).notes == []
 
 
-async def test_a_group_of_a_former_life_leaves_no_fate(start: Start, farm: Farm):
-    """Its dynamic filter took its time. The row has a fate in the life that goes on."""
+async def test_a_group_of_a_former_life_leaves_no_outcome(start: Start, farm: Farm):
+    """Its dynamic filter took its time. The row has an outcome in the life that goes on."""
     judging, judged = threading.Event(), threading.Event()
 
     def keep(group: Any) -> bool:
@@ -130,7 +130,7 @@ async def test_a_group_of_a_former_life_leaves_no_fate(start: Start, farm: Farm)
     await until(partial(is_closed, child))
     optimizer.open()
     await run.result()
-    assert [(group.key.text, group.fate) for group in run.groups] == [("0.1000", "accepted")]
+    assert [(group.key.text, group.outcome) for group in run.groups] == [("0.1000", "accepted")]
     check_records(run.ref)
 
 

@@ -18,13 +18,13 @@ def test_what_a_lease_says_late_of_its_end_changes_nothing():
         {"rollout": "task:make", "dataset": "rows.jsonl", "base_model": "m", "backend": "emulator"}
     )
     state = RunState.initial(RunRef(store="runs", id="run"), config, 0.0)
-    state.epoch = 1
-    state.grant = LeaseGrant(epoch=1, task_queue="queue", session="session", holder="holder")
+    state.lease.lease_epoch = 1
+    state.lease.grant = LeaseGrant(epoch=1, task_queue="queue", session="session", holder="holder")
     session = TrainerSession(state, config)
     acted_on = LeaseEnded(epoch=1, error="add credit", error_type=TRAINER_STATE_LOST)
     session.on_ended(acted_on)
     session.on_ended(LeaseEnded(epoch=1, error="add credit", error_type=QUOTA))
-    assert state.lease_end == acted_on
+    assert state.lease.end == acted_on
     with pytest.raises(LeaseLostError) as caught:
         session.check()
     assert caught.value.kind == TRAINER_STATE_LOST

@@ -65,7 +65,7 @@ async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm:
     assert result.recovered.reused_rollouts == 1
 
 
-async def test_the_fate_of_a_terminated_group_is_found_in_the_store(
+async def test_the_outcome_of_a_terminated_group_is_found_in_the_store(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
     """It was completed, and not yet reported: the row isn't run again."""
@@ -85,7 +85,7 @@ async def test_the_fate_of_a_terminated_group_is_found_in_the_store(
     assert (run.trained, len(run.script.begun)) == (["0"], 2)
 
 
-async def test_a_terminated_group_gets_no_fate_any_more(start_tuned: Start, tunable_farm: Farm):
+async def test_a_terminated_group_gets_no_outcome_any_more(start_tuned: Start, tunable_farm: Farm):
     """Its dynamic filter took its time, and its row is run again."""
     judging, terminated = threading.Event(), threading.Event()
 
@@ -99,7 +99,7 @@ async def test_a_terminated_group_gets_no_fate_any_more(start_tuned: Start, tuna
     await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
     terminated.set()
     await run.result()
-    assert [(group.key.text, group.fate) for group in run.groups] == [("0.1", "accepted")]
+    assert [(group.key.text, group.outcome) for group in run.groups] == [("0.1", "accepted")]
     check_records(run.ref)
 
 
@@ -109,7 +109,7 @@ async def test_a_group_that_died_is_found_while_others_move(
     """By an execution that continues another, which hears of no child's death."""
     # Executions are shorter than an interval: none would ever look, if each counted from its start.
     monkeypatch.setattr(watchdog, "INTERVAL", 60.0)
-    monkeypatch.setattr(watchdog, "LOOK_ANYWAY", 2.0)
+    monkeypatch.setattr(watchdog, "CHECK_ANYWAY", 2.0)
     monkeypatch.setattr(train_run, "MAX_HISTORY", 200)
 
     async def play(draw: Draw) -> float:
@@ -201,7 +201,7 @@ async def test_looks_become_rarer_as_long_as_nothing_moves(start_tuned: Start):
         return await spread(draw)
 
     run = await start_tuned(Script(play), rows=1)
-    # Pauses grow once the standstill is longer than four of them.
+    # Pauses grow once the stall is longer than four of them.
     await until(lambda: looks(run, 8))
     history = await run.handle.fetch_history()
     started = [event.timer_started_event_attributes for event in history.events]
@@ -211,7 +211,7 @@ async def test_looks_become_rarer_as_long_as_nothing_moves(start_tuned: Start):
     await run.result()
 
 
-async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest.MonkeyPatch):
+async def test_a_stall_is_reported_once(start_tuned: Start, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(state, "NO_PROGRESS", 1.0)
     gate = Gate()
 
@@ -223,31 +223,31 @@ async def test_a_standstill_is_told_once(start_tuned: Start, monkeypatch: pytest
 
     async def told() -> bool:
         # A machine that is busy may stand still before, over something else.
-        return "1 more prompt groups" in (await run.status()).standstill
+        return "1 more prompt groups" in (await run.status()).stall
 
     await until(told)
     before = await looked(run)
     await until(lambda: looks(run, before + 2))
     status = await run.status()
-    assert status.standstill.startswith("nothing has moved since ")
+    assert status.stall.startswith("nothing has moved since ")
     (note,) = [note for note in status.notes if "1 more prompt groups" in note]
-    assert note == status.standstill
+    assert note == status.stall
     metadata: WorkflowMetadata = await run.handle.query("__temporal_workflow_metadata")
-    assert f"**Standstill: {status.standstill}.**" in metadata.current_details
+    assert f"**Stalled: {status.stall}.**" in metadata.current_details
     told_of = [r for r in run.metrics("producer/event") if "producer/waiting_for" in r]
     (record,) = [r for r in told_of if r["producer/waiting_for"] == "1 more prompt groups"]
     assert record["producer/no_progress_s"] >= 1
     gate.open()
     await run.result()
-    assert (await run.status()).standstill == ""
+    assert (await run.status()).stall == ""
 
 
-async def test_a_standstill_is_told_though_the_store_cannot_be_read(
+async def test_a_stall_is_reported_though_the_store_cannot_be_read(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """It may be what the run waits for."""
     monkeypatch.setattr(state, "NO_PROGRESS", 1.0)
-    monkeypatch.setattr(watchdog, "LONGEST_LOOK", timedelta(seconds=0.5))
+    monkeypatch.setattr(watchdog, "CHECK_TIMEOUT", timedelta(seconds=0.5))
     gate = Gate()
     run = await start_tuned(Script(behind({0: gate})), rows=1)
     await run.until(groups_in_flight=1)
@@ -260,7 +260,7 @@ async def test_a_standstill_is_told_though_the_store_cannot_be_read(
     await run.result()
 
 
-async def test_a_recovery_that_gets_on_is_no_standstill(
+async def test_a_recovery_that_progresses_is_no_stall(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """However long it takes: one that is told of begins after what came before it."""

@@ -184,7 +184,7 @@ def fork(
     def start(server: "Server", stack: "Stack | None") -> int:
         asyncio.run(check_id_is_free(server, plan.run.id))
         state = plan.make()
-        say(f"forked from {plan.origin} with {len(state.queue.groups)} untrained groups")
+        say(f"forked from {plan.origin} with {len(state.producer.queue.groups)} untrained groups")
         return run_to_end(Launch(plan.file, plan.run.id, server, state=state), stack)
 
     attach_or_connect(address, start, namespace)

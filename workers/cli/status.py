@@ -44,8 +44,8 @@ async def show_run(server: Server, run_id: str | None, console: Console) -> None
         f"{status.rows_resolved} of {status.rows_total} rows resolved",
         " · ".join(facts(status)),
     ]
-    if status.standstill:
-        lines.append(f"standstill: {status.standstill}")
+    if status.stall:
+        lines.append(f"stalled: {status.stall}")
     if status.origin is not None:
         lines.append(f"forked from {status.origin}")
     failure = None if run.open else await failure_of(client, run.id)

@@ -63,10 +63,10 @@ def described(run: RunRef, found: Verified) -> list[str]:
             f"not compared: steps {found.steps + 1} to {last} were re-executed, but no checkpoint "
             "has their weights",
         ]
-    if found.fates.open:
-        ending = found.fates.ending
+    if found.outcomes.open:
+        ending = found.outcomes.ending
         how = "no end recorded" if ending is None else f"its end: {ending}"
-        lines.append(f"without a fate so far ({how}): {found.fates.open_rows}")
+        lines.append(f"without an outcome so far ({how}): {found.outcomes.open_rows}")
     return lines
 
 

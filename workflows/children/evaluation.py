@@ -1,8 +1,7 @@
 """Evaluation: one evaluation, pinned to a policy version, fail-open.
 
-Owns the fan-out over held-out rows and the deadline. Whatever happens it reports once; an error
-is part of the report and never the run's. Doesn't own when evaluations run, or when a shard is
-tried again (retries.py).
+Owns the fan-out over held-out rows and the deadline. It always reports once; an error is part of
+the report. Doesn't own when evaluations run, or when a shard is retried (retries.py).
 """
 
 import asyncio
@@ -124,7 +123,7 @@ class Evaluation:
 
     def _explain(self, failure: BaseException, seconds: float) -> str:
         cancelled = is_cancelled_exception(failure)
-        # An activity that the deadline ends says only that it was cancelled.
+        # An activity that the deadline ends reports only a cancellation.
         late = cancelled and seconds >= self._order.timeout
         if late or isinstance(failure, asyncio.TimeoutError):
             waits = workflow.get_current_details()
@@ -178,6 +177,6 @@ class Evaluation:
 
 
 def _failed_rows(error: ActivityError) -> int:
-    """How many of its rows a shard says have failed; something else may have gone wrong."""
+    """The failed rows that a shard reports; 0 if it failed for another reason."""
     details = error.cause.details if isinstance(error.cause, ApplicationError) else ()
     return RowsFailed.model_validate(details[0]).failed if details else 0

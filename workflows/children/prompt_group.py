@@ -1,8 +1,7 @@
 """PromptGroup: all completions of one row, from fan-out to the group's report.
 
-Owns the fan-out and the group's single report. Doesn't own when a completion is tried again
-(retries.py), admission, or what a fate means for the run: that is its parent's, which it reaches
-by signals to the run's workflow id.
+Owns the fan-out and the group's single report, a signal to the run's workflow id. Doesn't own when
+a completion is retried (retries.py), admission, or what an outcome means for the run.
 """
 
 import asyncio
@@ -18,26 +17,26 @@ with workflow.unsafe.imports_passed_through():
     from activities.reconciliation import ReconciliationActivities
     from activities.rollouts import RolloutActivities
     from activities.runners import LOAD_TIMEOUT
-    from everburn.records.ids import RolloutOutcome
+    from everburn.records.ids import GroupOutcome, GroupResult, RolloutOutcome
     from workflows.children.retries import ONCE, AttemptsUsedUpError, in_attempts
     from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
     from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=6)
-"""How long a rollout worker can be dead before its work is given to others, and thrice how long
-a cancelled call runs on. Each beat costs the server 0.4 ms."""
+"""A rollout worker that is dead for so long loses its work to others; a cancelled call ends within
+a third of it. Each heartbeat costs the server 0.4 ms."""
 OVERTIME = timedelta(minutes=3)
-"""Of an attempt, beyond user code and who blocks: the store, what is to be reaped, some grace."""
-MAX_ERROR = 120
-"""Characters of a failure kept per completion."""
+"""Time per attempt in addition to user code and blocking: the store, sandboxes, some grace."""
+MAX_ERRORS = 20_000
+"""Characters of failures that one payload carries, in equal shares of a group's completions."""
 
 
 def completion_limit(rollout_timeout: float) -> timedelta:
-    """How long an attempt at a completion may take before it is given up from outside, and counts.
+    """How long an attempt at a completion may take before the server gives it up as a failure.
 
-    Its worker must be the first to know: where code blocks for ever, it tells whose that is, while
-    the server gives up whatever runs there. Code may begin to block as its deadline ends, counted
-    from when all is loaded; and the worker waits for as long again.
+    Longer than the worker waits, which can name the code that blocks forever. Code may begin to
+    block at the end of its deadline, which begins once the code is loaded; the worker then waits
+    for as long again.
     """
     return timedelta(seconds=LOAD_TIMEOUT + 2 * rollout_timeout) + OVERTIME
 
@@ -65,7 +64,6 @@ class PromptGroup:
         await self._report(report)
 
     async def _to_the_end(self) -> GroupReport:
-        key, version = self._order.key, self._order.version
         completions = [
             asyncio.create_task(self._complete(index)) for index in range(self._order.completions)
         ]
@@ -79,22 +77,23 @@ class PromptGroup:
             for task in completions:
                 task.cancel()
             if is_cancelled_exception(error):
-                return GroupReport(key=key, version=version, fate="cancelled")
+                return GroupReport(result=self._without_manifest("cancelled"))
             if not isinstance(error, ActivityError | ApplicationError):
                 raise
             cause = error.cause if isinstance(error, ActivityError) else error
             return GroupReport(
-                key=key,
-                version=version,
-                fate="fatal",
+                result=self._without_manifest("fatal"),
                 error=getattr(cause, "message", str(cause)),
                 error_type=getattr(cause, "type", None) or type(cause).__name__,
                 failed=1,
             )
 
+    def _without_manifest(self, outcome: GroupOutcome) -> GroupResult:
+        return GroupResult(key=self._order.key, version=self._order.version, outcome=outcome)
+
     async def _cancel_if_orphaned(self, work: "asyncio.Task[GroupReport]") -> None:
-        """A terminated run can't cancel its groups: they look for it themselves, ever more rarely,
-        since each look costs events. Resumed meanwhile, it has others."""
+        """Cancel the work of a run that was terminated, or resumed as another incarnation. Checks
+        become rarer, since each costs events."""
         for wait in (60, 120, 240, *[600] * 1000):
             await workflow.sleep(wait, summary="does the run still exist?")
             is_open = await workflow.execute_activity_method(
@@ -110,8 +109,8 @@ class PromptGroup:
                 return
 
     async def _complete(self, completion: int) -> None:
-        """One completion to its terminal record, through retries. Raises what is fatal, unless any
-        failure is, and all are counted."""
+        """One completion to its terminal record, through retries. Raises a fatal error, unless any
+        failure is fatal and all are counted."""
         try:
             outcome = await in_attempts(
                 f"completion {completion}", lambda tries: self._rollout(completion, tries)
@@ -128,14 +127,13 @@ class PromptGroup:
     def _failed(self, completion: int, text: str, kind: str | None) -> RolloutOutcome:
         if self._first_failure is None:
             self._first_failure = GroupReport(
-                key=self._order.key,
-                version=self._order.version,
-                fate="fatal",
+                result=self._without_manifest("fatal"),
                 error=text,
                 error_type=kind,
                 completion=completion,
             )
-        return RolloutOutcome(completion=completion, status="failed", error=text[:MAX_ERROR])
+        share = MAX_ERRORS // self._order.completions
+        return RolloutOutcome(completion=completion, status="failed", error=text[:share])
 
     async def _rollout(self, completion: int, tries: int) -> RolloutOutcome:
         order = self._order
@@ -157,41 +155,36 @@ class PromptGroup:
         return outcome
 
     async def _complete_group(self) -> GroupReport:
-        order = self._order
-        summary = await workflow.execute_activity_method(
+        order, outcomes = self._order, self._outcomes
+        result: GroupResult = await workflow.execute_activity_method(
             RolloutActivities.complete_group,
-            CompleteGroup.of(order.run, order.key, order.version, self._outcomes, order.last),
+            CompleteGroup(
+                run=order.run,
+                group=order.key,
+                version=order.version,
+                outcomes=sorted(outcomes, key=lambda outcome: outcome.completion),
+                last=order.last,
+            ),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=timedelta(minutes=5),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
             summary=f"row {order.key.text} · complete group",
         )
-        statuses = [outcome.status for outcome in self._outcomes]
         first = self._first_failure
         return GroupReport(
-            key=order.key,
-            version=order.version,
-            fate=summary.fate,
-            survivors=summary.survivors,
-            datums=summary.datums,
-            reward_sum=summary.reward_sum,
-            drops=len(statuses) - summary.survivors,
-            reused=sum(outcome.reused for outcome in self._outcomes),
-            failures=[status == "failed" for status in statuses if status != "dropped"],
-            error=None if first is None else self._said(first),
+            result=result,
+            drops=len(outcomes) - result.survivors,
+            reused=sum(outcome.reused for outcome in outcomes),
+            failures=[each.status == "failed" for each in outcomes if each.status != "dropped"],
+            error=None if first is None else first.error,
             completion=None if first is None else first.completion,
         )
 
-    def _said(self, failure: GroupReport) -> str:
-        """What fits beside the rest of a group's report, to a run that knows its own id."""
-        return (failure.error or "").removeprefix(f"run {self._order.run.id} · ")[:MAX_ERROR]
-
     async def _release(self) -> None:
-        """Tell the run how many calls have ended, a few at a time.
+        """Report how many calls have ended, in thirds of a group.
 
-        A row is admitted when G calls are free, so that a third of a group is fine enough, and
-        three events each in the run's history are not too many. The last ones are released by
-        the group's report.
+        A row is admitted when G calls are free, so finer reports would only cost events in the
+        run's history. The group's report releases the last ones.
         """
         ended = len(self._outcomes)
         quantum = math.ceil(self._order.completions / 3)
@@ -201,7 +194,7 @@ class PromptGroup:
             await self._signal("released", Released(key=self._order.key, total=ended))
 
     async def _report(self, report: GroupReport) -> None:
-        # Shielded: also a cancelled group reports, or its run would wait for it.
+        # Shielded: a cancelled group reports too, since its run waits for that.
         await asyncio.shield(asyncio.create_task(self._signal("group_finished", report)))
 
     async def _signal(self, name: str, message: Released | GroupReport) -> None:
@@ -209,5 +202,5 @@ class PromptGroup:
         try:
             await handle.signal(name, message)
         except ApplicationError as error:
-            # The run is gone for good; there is nobody left to tell.
+            # The run is gone.
             workflow.logger.info("run %s can't be reached: %s", self._order.run.id, error)

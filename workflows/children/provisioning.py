@@ -1,8 +1,8 @@
-"""Provisioning: waiting for a run's trainer job and deployment, and giving them back.
+"""Provisioning: waiting for a run's trainer job and deployment, and releasing them.
 
-Owns the rhythm of looking and how long is waited: short activities and timers, since capacity may
-take days and no worker should be blocked over it. Doesn't own what is done at each look
-(everburn/trainers/jobs.py) or where it is waited (the TrainerLease workflow).
+Owns the rhythm of checks and the limits of the wait: short activities and timers, since capacity
+may take days and must not block a worker. Doesn't own the check itself (everburn/trainers/jobs.py)
+or which workflow waits (trainer_lease.py).
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,33 +21,31 @@ with workflow.unsafe.imports_passed_through():
     from workflows.queues import TRAINER_QUEUE
 
 FIRST_INTERVAL, LONGEST_INTERVAL = 1.0, 60.0
-"""Seconds between looks; doubled from the one to the other, and from the start when it moves."""
+"""Seconds between checks: doubled from the first to the longest; first again on progress."""
 MAX_RESUMPTIONS = 5
-"""Times that a job may stop again before it has run: the configuration or its machines are at
-fault."""
+"""Times that a job may stop before it has run: then its configuration or machines are at fault."""
 MAX_HISTORY = 1_500
-"""Events after which the wait goes on in a new execution; a look costs about a dozen."""
-LOOK_TIMEOUT = timedelta(minutes=8)
-"""The SDK itself repeats a request that fails for five minutes."""
-LOOK_ATTEMPTS = RetryPolicy(
+"""Events after which the wait continues in a new execution; a check costs about a dozen."""
+CHECK_TIMEOUT = timedelta(minutes=8)
+"""The SDK itself repeats a failing request for five minutes."""
+CHECK_ATTEMPTS = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     maximum_interval=timedelta(seconds=30),
     maximum_attempts=30,
 )
-"""About a quarter of an hour for a control plane that can't be reached; a trainer worker is waited
-for without limit."""
+"""About 15 minutes for an unreachable control plane; the wait for a trainer worker has no limit."""
 CLEANUP_PATIENCE = timedelta(minutes=10)
-"""Also for a trainer worker: a run must end."""
+"""Includes the wait for a trainer worker: a run must end."""
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 
 
 class WaitIsLongError(Exception):
-    """The wait is to go on in a new execution: history is long."""
+    """The wait continues in a new execution: history is long."""
 
 
 class Provisioning:
-    """The wait for one lease's job and deployment. so_far: how long it has lasted, in former
-    executions, too. tell: called with what is waited for, when that changes."""
+    """The wait for one lease's job and deployment. so_far: includes earlier executions. tell: is
+    called with what is waited for, whenever that changes."""
 
     def __init__(
         self, run: RunRef, so_far: ProvisioningWait, tell: Callable[[str], Awaitable[None]]
@@ -57,22 +55,22 @@ class Provisioning:
         self._tell = tell
 
     async def wait(self, given_up: Callable[[], bool]) -> bool:
-        """Return true once both are ready, false if nobody wants them any more.
+        """Return true once both are ready, false if they aren't wanted any more.
 
         Raises:
-            ActivityError: they can't be had; the type of its cause says what is to be done.
-            ApplicationError: not in time. Says why.
+            ActivityError: they are unavailable; the type of its cause says what to do.
+            ApplicationError: they weren't ready in time.
             WaitIsLongError
         """
-        told = ""
+        reported = ""
         interval = FIRST_INTERVAL
         while not given_up():
-            found = await self._look()
+            found = await self._poll()
             if found.stage in ("ready", "unwanted"):
                 return found.stage == "ready"
             self._check(found)
-            if found.text != told:
-                told, interval = found.text, FIRST_INTERVAL
+            if found.text != reported:
+                reported, interval = found.text, FIRST_INTERVAL
                 await self._tell(found.text)
             if workflow.info().get_current_history_length() > MAX_HISTORY and not given_up():
                 raise WaitIsLongError
@@ -80,19 +78,19 @@ class Provisioning:
             interval = min(2 * interval, LONGEST_INTERVAL)
         return False
 
-    async def _look(self) -> ProvisioningReadiness:
+    async def _poll(self) -> ProvisioningReadiness:
         return await workflow.execute_activity_method(
             ProvisioningActivities.advance_provisioning,
             self._run,
             task_queue=TRAINER_QUEUE,
-            start_to_close_timeout=LOOK_TIMEOUT,
+            start_to_close_timeout=CHECK_TIMEOUT,
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            retry_policy=LOOK_ATTEMPTS,
+            retry_policy=CHECK_ATTEMPTS,
             summary="trainer job and deployment",
         )
 
     def _check(self, found: ProvisioningReadiness) -> None:
-        """Raise if waiting on makes no sense."""
+        """Raise if the wait has reached a limit."""
         wait = self.so_far = self.so_far.continued(found, workflow.time())
         if wait.resumptions > MAX_RESUMPTIONS:
             raise _unavailable(f"it stopped {wait.resumptions} times before it ran: {found.text}")
@@ -110,17 +108,17 @@ async def wait_or(given_up: Callable[[], bool], seconds: float) -> None:
 
 
 async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
-    """Give back what the run made; why that wasn't possible, if it wasn't. orphaned: whether the
-    run is gone; if it is resumed before, nothing is given back."""
+    """Release what the run created; returns why that failed, if it did. orphaned: the run is gone;
+    if it is resumed first, nothing is released."""
     try:
         done = await workflow.execute_activity_method(
             ProvisioningActivities.clean_up_provisioning,
             args=[run, orphaned],
             task_queue=TRAINER_QUEUE,
-            start_to_close_timeout=LOOK_TIMEOUT,
+            start_to_close_timeout=CHECK_TIMEOUT,
             schedule_to_close_timeout=CLEANUP_PATIENCE,
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            retry_policy=LOOK_ATTEMPTS,
+            retry_policy=CHECK_ATTEMPTS,
             summary="give back trainer job and deployment",
         )
     except ActivityError as error:

@@ -1,6 +1,6 @@
-"""Attempts at an activity that runs user code: a completion's, a shard's of an evaluation.
+"""Attempts at an activity that runs user code: a completion, or a shard of an evaluation.
 
-Owns the failure policy: how an activity has ended, what counts against it, when it is begun again.
+Owns the failure policy: how an activity has ended, what counts against it, when it is retried.
 Doesn't own what follows once its attempts are used up (prompt_group.py, evaluation.py).
 """
 
@@ -32,20 +32,19 @@ with workflow.unsafe.imports_passed_through():
 T = TypeVar("T")
 
 ONCE = RetryPolicy(maximum_attempts=1)
-"""Of such an activity: only here can a lost worker be told from a failed rollout."""
+"""Only this module can distinguish a lost worker from a failed rollout."""
 WORKER_LOST = "WorkerLost"
 MAX_FAILURES = 3
-"""Recoverable failures before it is given up."""
-MAX_LOSSES = 10
-"""Lost workers before they count as a failure: a row that kills its worker each time must not do so
-for ever, since all that runs beside it dies too."""
+"""Recoverable failures before the activity is given up."""
+MAX_WORKER_FAILURES = 10
+"""Lost workers before the activity is given up: a row that kills its worker each time also kills
+everything that runs on it."""
 BACKOFF = (1, 2, 4, 8, 15, 30, 60)
 """Seconds before another attempt."""
-LONGEST_AFTER_LOSS = 15
+LONGEST_AFTER_WORKER_FAILURE = 15
 TIMES_UNFIT = 3
-"""Workers without its code before the wait for another one grows: chance decides who is handed it
-next, and the one that is idle beside a fit worker is the unfit one. History grows faster by that
-for the first minutes only."""
+"""Attempts on workers without the code per step of the pause: an idle worker without the code is
+the likeliest to be assigned the next one."""
 WAITS_FOR = {
     SNAPSHOT_GONE: "its policy version to be served again",
     STORE_FAILED: "the store",
@@ -53,13 +52,13 @@ WAITS_FOR = {
     WORKER_UNFIT: "a worker that can import its code",
     WORKER_SHUTDOWN: "another worker",
 }
-"""What says nothing about the task, however often it happens."""
+"""Failures that never count against the activity."""
 MAX_ERROR = 120
-"""Characters of a failure that are shown beside what is waited for."""
+"""Characters of a failure in a timer's summary."""
 
 
 class AttemptsUsedUpError(Exception):
-    """It has failed as often as it may; `error` is the last failure."""
+    """The activity has failed as often as it may; `error` is the last failure."""
 
     def __init__(self, error: ActivityError) -> None:
         super().__init__(str(error.cause))
@@ -67,37 +66,36 @@ class AttemptsUsedUpError(Exception):
 
 
 async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
-    """The result of an activity, begun as often as it takes; `begin` gets the number of earlier
-    attempts.
+    """Attempt an activity until it succeeds; `begin` gets the number of earlier attempts.
 
     Raises:
         ActivityError: fatal, or cancelled.
         AttemptsUsedUpError
     """
-    failures = losses = waits = unfit = 0
+    failures = worker_failures = waits = unfit = 0
     while True:
         try:
-            return await begin(failures + losses + waits + unfit)
+            return await begin(failures + worker_failures + waits + unfit)
         except ActivityError as error:
             kind = _kind(error)
             if kind == RECOVERABLE:
                 failures += 1
             elif kind == WORKER_LOST:
-                losses += 1
+                worker_failures += 1
             elif kind == WORKER_UNFIT:
                 unfit += 1
             elif kind in WAITS_FOR:
                 waits += 1
             else:
                 raise
-            if failures >= MAX_FAILURES or losses >= MAX_LOSSES:
+            if failures >= MAX_FAILURES or worker_failures >= MAX_WORKER_FAILURES:
                 raise AttemptsUsedUpError(error) from error
-            turn = failures + losses + waits + math.ceil(unfit / TIMES_UNFIT)
+            turn = failures + worker_failures + waits + math.ceil(unfit / TIMES_UNFIT)
             delay: float = BACKOFF[min(turn, len(BACKOFF)) - 1]
             if kind == WORKER_LOST:
-                # Scattered: beside one that kills its worker each time, all would die again.
-                spread = min(delay, LONGEST_AFTER_LOSS) * workflow.random().random()
-                delay = 0 if losses == 1 else spread
+                # Random: what was lost together must not meet the row that kills its worker again.
+                spread = min(delay, LONGEST_AFTER_WORKER_FAILURE) * workflow.random().random()
+                delay = 0 if worker_failures == 1 else spread
             if kind != WORKER_SHUTDOWN and delay:
                 await _back_off(delay, what, kind, error)
 
@@ -114,7 +112,7 @@ async def _back_off(delay: float, what: str, kind: str, error: ActivityError) ->
 
 
 def _kind(error: ActivityError) -> str | None:
-    """RECOVERABLE, or the name of what says nothing about the task; None if fatal."""
+    """RECOVERABLE, WORKER_LOST or a key of WAITS_FOR; None if fatal."""
     cause = error.cause
     if isinstance(cause, TimeoutError):
         return WORKER_LOST if cause.type == TimeoutType.HEARTBEAT else RECOVERABLE

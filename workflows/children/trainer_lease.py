@@ -1,7 +1,7 @@
 """TrainerLease: the life of one trainer session, visible and detectable.
 
-Acquires a session, tells the run, holds it until it is released or lost, and tells the run that
-too. Owns nothing of training: mutations go straight to the lease's own task queue.
+Acquires a session, reports it to the run, holds it until it is released or lost, and reports that
+too. Owns nothing of training: mutations go directly to the lease's own task queue.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ with workflow.unsafe.imports_passed_through():
 ACQUIRE_TIMEOUT = timedelta(minutes=15)
 ACQUIRE_ATTEMPTS = RetryPolicy(maximum_attempts=3)
 ACQUIRE_HEARTBEAT = timedelta(seconds=5)
-"""A holder that stands still may be given its own successor's task before anybody else is."""
+"""A paused holder may be assigned its own successor's task first."""
 HOLD_HEARTBEAT = timedelta(seconds=3)
-"""How long a holder can be dead before it is known."""
+"""How long a dead holder stays undetected."""
 HOLD_TIMEOUT = timedelta(days=365)
 HOLDER_START = timedelta(seconds=10)
-"""A holder that doesn't pick up its own queue for so long is gone."""
+"""A holder that doesn't poll its own queue for so long is gone."""
 
 
 @workflow.defn
@@ -103,10 +103,10 @@ class TrainerLease:
             await clean_up(self._order.run, orphaned=True)
 
     async def _acquire(self) -> LeaseGrant:
-        """A session; one that came after all, though the run had ceased to want it, too.
+        """Open a session; returned even if the run has released the lease meanwhile.
 
         Raises:
-            ActivityError, asyncio.CancelledError: none was to be had, or is wanted.
+            ActivityError, asyncio.CancelledError: none was available, or is wanted.
         """
         acquiring = asyncio.ensure_future(
             workflow.execute_activity_method(
@@ -126,7 +126,7 @@ class TrainerLease:
         return await asyncio.shield(acquiring)
 
     async def _released_or(self, ended: "asyncio.Future[Any]") -> None:
-        """Return when the run, or a person who cancels, gives the lease back, or it has ended."""
+        """Return once `ended` is done, or the run, or a person who cancels, releases the lease."""
         try:
             await workflow.wait_condition(lambda: self._release or ended.done())
         except asyncio.CancelledError:
@@ -166,7 +166,7 @@ class TrainerLease:
             )
             await holding
         except ActivityError as error:
-            # The holder died first; the service ends sessions that nobody heartbeats.
+            # The holder died first; the service ends sessions without heartbeats.
             workflow.logger.warning("lease %s wasn't released: %s", grant.epoch, error.cause)
 
     async def _tell_ended(self, error: BaseException | None) -> None:
@@ -191,16 +191,16 @@ class TrainerLease:
         try:
             await workflow.get_external_workflow_handle(self._order.run.id).signal(name, message)
         except ApplicationError as error:
-            # The run is gone: what it leased is of no use to anybody.
+            # The run is gone, and its session of no use.
             workflow.logger.info("run %s can't be reached: %s", self._order.run.id, error)
             self._release = self._orphaned = True
 
 
 @workflow.defn(name="TrainerLease", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class UpgradedTrainerLease(TrainerLease):
-    """A TrainerLease on versioned workers. It lives for as long as its session: were it pinned to
-    the build that it began on, as other workflows are, no build could go. On unversioned workers
-    the server refuses that a workflow says so."""
+    """A TrainerLease on versioned workers. It lives as long as its session: pinned to the build
+    that it began on, as other workflows are, it would keep that build in use. Unversioned workers
+    can't declare the behavior."""
 
     @workflow.init
     def __init__(self, order: LeaseOrder) -> None:

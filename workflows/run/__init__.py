@@ -3,11 +3,14 @@
 | file | owns |
 | --- | --- |
 | train_run | a run's life and messages |
-| state, live_config | what is carried from execution to execution; what a run goes by |
-| start, session, recovery | the first lease, a lease in use, and coming back after one was lost |
-| producer, step, evaluations | rows in flight, the order within a step, when to evaluate |
+| state | what continue-as-new carries, one model per writer |
+| live_config | the current configuration |
+| parts | what the stages below share |
+| start, step, recovery, shutdown | the stages: first lease, a step, a lost lease, the end |
+| batch, step_metrics | a step's submissions; its metrics |
+| producer, evaluations | rows in flight; when to evaluate |
+| session, checkpoints | the current lease; saving the trainer's state |
 | recorder | every write to ledger, commands and metrics |
-| watchdog | lost reports, dead children, a run that stands still |
-| shutdown | everything after the last step |
-| ui | what Temporal's pages show |
+| watchdog | lost reports, dead children, stalls |
+| ui | status, result, and Temporal's pages |
 """

@@ -16,67 +16,68 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from workflows.children.evaluation import Evaluation
     from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport, RolloutsFailed
-    from workflows.run.live_config import Settings
+    from workflows.run.live_config import LiveConfig
     from workflows.run.recorder import Recorder
     from workflows.run.state import Fatal, RunState
 
 GRACE = timedelta(minutes=5)
-"""Beyond its own deadline: an evaluation that hasn't reported by then never will."""
+"""Added to an evaluation's own deadline: without a report by then, none will come."""
 
 
 class Evaluations:
-    def __init__(self, state: RunState, settings: Settings, recorder: Recorder) -> None:
-        self._state = state
-        self._settings = settings
+    def __init__(self, state: RunState, live: LiveConfig, recorder: Recorder) -> None:
+        self._run = state
+        self._state = state.evaluation
+        self._live = live
         self._recorder = recorder
-        self._unborn: int | None = None
+        self._unstarted: int | None = None
         """The version whose evaluation the server hasn't started yet."""
         self._reported: int | None = None
-        """The version whose report has come, in this execution."""
+        """The version whose report this execution has received."""
 
     def due(self, version: int) -> bool:
-        """Whether a version is evaluated when it is published."""
-        return version % self._settings.config.evaluation_interval == 0
+        """Whether a version is evaluated at its publication."""
+        return version % self._live.config.evaluation_interval == 0
 
     def wanted(self, version: int) -> bool:
-        """Whether a version can have an evaluation and hasn't had one."""
-        return self._settings.config.evaluates and self._state.evaluated != version
+        """Whether the run evaluates, and the version wasn't evaluated yet."""
+        return self._live.config.evaluates and self._state.last != version
 
     @property
     def workflow_id(self) -> str | None:
-        """Of the evaluation that runs."""
-        version = self._state.evaluating
+        """Of the running evaluation."""
+        version = self._state.running
         return None if version is None else self._workflow_id(version)
 
     @property
     def awaited_id(self) -> str | None:
-        """Of the evaluation that has still to report: looked for, it must be found running."""
-        version = self._state.evaluating
-        return None if version in (self._unborn, self._reported) else self.workflow_id
+        """Of the evaluation that hasn't reported: a check must find it running."""
+        version = self._state.running
+        return None if version in (self._unstarted, self._reported) else self.workflow_id
 
     def _workflow_id(self, version: int) -> str:
-        life = f".{self._state.life}" if self._state.life else ""
-        return f"{self._state.run.id}/eval-{version}{life}"
+        incarnation = f".{self._run.incarnation}" if self._run.incarnation else ""
+        return f"{self._run.run.id}/eval-{version}{incarnation}"
 
     async def start_first(self, version: int) -> None:
-        """Evaluate the policy that the run begins with, where that is wanted."""
-        if self._settings.config.initial_evaluation:
+        """Evaluate the policy that the run begins with, if `initial_evaluation` is set."""
+        if self._live.config.initial_evaluation:
             await self.start(version)
 
     async def start(self, version: int) -> None:
-        """Start the evaluation of the version that is served now, unless it has had one."""
+        """Evaluate the version that is served now, unless it was evaluated."""
         state = self._state
         if not self.wanted(version):
             return
-        state.evaluating = state.evaluated = self._unborn = version
+        state.running = state.last = self._unstarted = version
         order = EvaluationOrder(
-            run=state.run,
+            run=self._run.run,
             version=version,
-            rows=state.evaluation_rows,
-            timeout=self._settings.config.evaluation_timeout,
-            search_attributes=state.search_attributes,
-            count_failures=self._settings.config.on_any_rollout_failure == "fail",
-            life=state.life,
+            rows=self._run.evaluation_rows,
+            timeout=self._live.config.evaluation_timeout,
+            search_attributes=self._run.search_attributes,
+            count_failures=self._live.config.on_any_rollout_failure == "fail",
+            life=self._run.incarnation,
         )
         try:
             await workflow.start_child_workflow(
@@ -89,61 +90,61 @@ class Evaluations:
             )
         except WorkflowAlreadyStartedError:
             workflow.logger.info("version %s had its evaluation already", version)
-            state.evaluating = None
+            state.running = None
         finally:
-            self._unborn = None
+            self._unstarted = None
 
     async def on_finished(self, report: EvaluationReport) -> None:
-        """Take in a report; repeated and late ones change nothing, nor those of a former life."""
+        """Handle a report. Repeated and late reports, and those of an earlier incarnation, change
+        nothing."""
         state = self._state
-        known = report.version != state.evaluating or report.version == self._reported
-        if known or report.life not in (None, state.life):
+        known = report.version != state.running or report.version == self._reported
+        if known or report.life != self._run.incarnation:
             return
         self._reported = report.version
         if report.error is not None:
             self._on_failed(report.version, report.error, report.failed)
         if report.metrics:
             await self._recorder.record_evaluation(report.version, report.metrics)
-        first = min(state.evaluations, default=report.version)
-        kept = {version: m for version, m in state.evaluations.items() if version == first}
-        state.evaluations = kept | {report.version: report.metrics}
-        if state.evaluating == report.version:  # else it was given up, and another may run
-            state.evaluating = None
+        first = min(state.metrics, default=report.version)
+        kept = {version: m for version, m in state.metrics.items() if version == first}
+        state.metrics = kept | {report.version: report.metrics}
+        if state.running == report.version:  # else it was given up, and another one may run
+            state.running = None
 
     def _on_failed(self, version: int, error: str, failed: int) -> None:
-        """Training goes on without the figures, unless any failed rollout is to end the run."""
-        self._state.note(f"evaluation of version {version}: {error}")
-        if self._settings.config.on_any_rollout_failure == "fail" and self._state.fatal is None:
-            self._state.fatal = Fatal(
-                error=f"the evaluation of version {version} failed, and on_any_rollout_failure is "
-                f"'fail': {error}",
-                error_type=ROLLOUT_FAILED,
-                rollouts=RolloutsFailed(
-                    version=version, evaluation=True, failed=failed, first=error
-                ),
+        """Training continues without the metrics, unless any failed rollout ends the run."""
+        self._run.note(f"evaluation of version {version}: {error}")
+        if self._live.config.on_any_rollout_failure == "fail":
+            self._run.fail(
+                Fatal(
+                    error=f"the evaluation of version {version} failed, and on_any_rollout_failure "
+                    f"is 'fail': {error}",
+                    error_type=ROLLOUT_FAILED,
+                    rollouts=RolloutsFailed(
+                        version=version, evaluation=True, failed=failed, first=error
+                    ),
+                )
             )
 
     async def cancel(self) -> None:
-        """Ask the evaluation that runs to end: what it uses is about to be given back."""
+        """Cancel the running evaluation: what it uses is about to be released."""
         if self.workflow_id is None:
             return
         with contextlib.suppress(ApplicationError):
             await workflow.get_external_workflow_handle(self.workflow_id).cancel()
 
     async def finish(self, interrupted: Callable[[], bool]) -> None:
-        """Wait for the evaluation that runs, or for an interruption.
-
-        Its snapshot is about to be replaced; and an evaluation whose snapshot died waits in turn
-        for the recovery that `interrupted` tells of.
-        """
+        """Wait for the running evaluation, whose snapshot is about to be replaced, or for an
+        interruption: an evaluation whose snapshot is gone waits for a recovery."""
         state = self._state
-        if state.evaluating is None:
+        if state.running is None:
             return
-        limit = timedelta(seconds=self._settings.config.evaluation_timeout) + GRACE
+        limit = timedelta(seconds=self._live.config.evaluation_timeout) + GRACE
         try:
             await workflow.wait_condition(
-                lambda: state.evaluating is None or interrupted(), timeout=limit
+                lambda: state.running is None or interrupted(), timeout=limit
             )
         except TimeoutError:
-            state.note(f"evaluation of version {state.evaluating} never reported")
-            state.evaluating = None
+            self._run.note(f"evaluation of version {state.running} never reported")
+            state.running = None

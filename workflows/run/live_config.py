@@ -1,7 +1,7 @@
-"""What a run goes by: one configuration that all its parts read, so that a change holds for all.
+"""The run's current configuration, shared by all parts, so that a change applies to all of them.
 
-Owns the present configuration. Doesn't own what may change (everburn/config/fields.py), nor what
-follows from a change beyond reading it (producer.py).
+Doesn't own which fields may change (everburn/config/changes.py), nor what a change triggers
+(producer.py).
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,6 @@ from everburn.config import RunConfig
 
 
 @dataclass
-class Settings:
+class LiveConfig:
     config: RunConfig
-    """As it was last reconfigured; read it where a decision is made, and keep no copy."""
+    """As last reconfigured. Read it at each decision; keep no copy."""

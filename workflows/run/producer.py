@@ -1,8 +1,8 @@
-"""The producer: keeps rows in flight, and takes in what becomes of them.
+"""The producer: keeps rows in flight, and handles the outcomes of their groups.
 
-Drives admission, cursor, queue, breaker and gauges; starts and cancels PromptGroups. Every method
-that changes something tries to refill, so that capacity never lies idle. Doesn't own optimizer
-steps: those take groups out of the queue.
+Drives admission, cursor, queue, breaker and gauges; starts and cancels PromptGroups. Every change
+is followed by a refill, so that capacity is never idle. Doesn't own optimizer steps, which take
+groups out of the queue.
 """
 
 import asyncio
@@ -19,12 +19,11 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.messages import PRODUCER_METRICS, ProducerSample
     from activities.search_attributes import POLICY_VERSION, ROW, RUN
-    from everburn.records.ids import GroupKey, group_workflow_id
-    from everburn.scheduling.queue import QueuedGroup
+    from everburn.records.ids import GroupKey, RewardSum, group_workflow_id
+    from everburn.records.metrics import Number, Value
     from workflows.children.prompt_group import PromptGroup, completion_limit
-    from workflows.children.retries import MAX_FAILURES, MAX_LOSSES
+    from workflows.children.retries import MAX_FAILURES, MAX_WORKER_FAILURES
     from workflows.messages import (
         ROLLOUT_FAILED,
         GroupOrder,
@@ -32,53 +31,58 @@ with workflow.unsafe.imports_passed_through():
         Released,
         RolloutsFailed,
     )
-    from workflows.run.live_config import Settings
+    from workflows.run.live_config import LiveConfig
+    from workflows.run.recorder import Recorder
     from workflows.run.state import Fatal, GroupOut, RowHistory, RunState
 
 SAMPLE_INTERVAL = 10.0
-"""Seconds between records of the producer stream, at least."""
+"""Minimum seconds between records of the producer stream."""
 MAX_GROUPS_OUT = 512
 """Pending children of one workflow; a larger window waits in admission."""
-MAX_WAITING_FOR = 200
-"""Characters of what a run waits for, in a record of a standstill."""
-GROUP_LIFETIME_FACTOR = MAX_FAILURES + MAX_LOSSES + 2
-"""A group's execution timeout in limits of a completion: room for all attempts that count."""
+GROUP_LIFETIME_FACTOR = MAX_FAILURES + MAX_WORKER_FAILURES + 2
+"""A group's execution timeout, in limits of a completion: room for all attempts that count."""
 
 
 class Producer:
-    def __init__(self, state: RunState, settings: Settings) -> None:
-        self._state = state
-        self._settings = settings
+    def __init__(self, state: RunState, live: LiveConfig, recorder: Recorder) -> None:
+        self._run = state
+        self._state = state.producer
+        self._live = live
+        self._recorder = recorder
         self.open = False
         """Admission is closed until weights and version are live."""
         self._is_over = False
         self._starting: dict[asyncio.Task[None], None] = {}
-        """In order: what a workflow does to several tasks must be the same at each replay."""
-        self._unborn: set[int] = set()
-        """Rows whose group the server hasn't started yet: looked for, it wouldn't be found."""
+        """Ordered: what a workflow does to several tasks must be the same at each replay."""
+        self._unstarted: set[int] = set()
+        """Rows whose group the server hasn't started yet: a check wouldn't find its workflow."""
         self._closed: list[GroupKey] = []
-        """Groups whose workflows ended without a report, as the server tells this execution."""
+        """Groups whose workflows this execution saw end without a report."""
 
     @property
     def settled(self) -> bool:
-        """Whether all children that were asked for have been started."""
+        """Whether the server has started all groups that were requested."""
         return not self._starting
 
     @property
     def groups_out(self) -> list[GroupKey]:
         """The groups in flight whose workflows have been started."""
         out = self._state.out.items()
-        return [GroupKey(cursor=c, attempt=o.attempt) for c, o in out if c not in self._unborn]
+        return [GroupKey(cursor=c, attempt=o.attempt) for c, o in out if c not in self._unstarted]
 
     @property
     def has_closed(self) -> bool:
-        """Whether there are groups that ended without a report and haven't been looked for."""
+        """Whether groups ended without a report, and the store wasn't checked for them yet."""
         return bool(self._closed)
 
     def take_closed(self) -> list[GroupKey]:
-        """Those groups; the caller looks whether they have left their fate in the store."""
+        """Those groups; the caller checks the store for their results."""
         closed, self._closed = self._closed, []
         return closed
+
+    def expect_rows(self, total: int) -> None:
+        """The run has so many rows, over all epochs."""
+        self._state.cursor.total = total
 
     def start(self) -> None:
         """Open admission; the policy version is live."""
@@ -86,29 +90,28 @@ class Producer:
         self.refill()
 
     def close(self) -> None:
-        """The run ends: begin nothing any more, whoever opens admission or resumes the run."""
+        """The run ends: start nothing, even if admission is opened or the run resumed."""
         self._is_over = True
 
     def halt(self) -> None:
-        """Begin nothing any more, nor what was asked for in this very workflow task."""
+        """Start nothing, not even what was requested in this workflow task."""
         self.close()
         for task in list(self._starting):
             task.cancel()
 
     def refill(self, *, after_completion: bool = False) -> None:
         """Admit rows while they fit; retries first, since their row is already reserved."""
-        state = self._state
+        run, counters = self._run, self._state.counters
         if after_completion:
-            state.counters.completion_refill_attempts += 1
-        before = state.counters.rows_submitted
-        if self.open and not self._is_over and not state.paused and state.fatal is None:
-            if not state.stop or state.drain:
+            counters.completion_refill_attempts += 1
+        before = counters.rows_submitted
+        if self.open and not self._is_over and not run.commands.paused and run.fatal is None:
+            if not run.commands.stop or run.commands.drain:
                 self._admit_retries()
-            if not state.stop:
+            if not run.commands.stop:
                 self._admit_rows()
         if after_completion:
-            admitted = state.counters.rows_submitted - before
-            state.counters.completion_refill_rows_submitted += admitted
+            counters.completion_refill_rows_submitted += counters.rows_submitted - before
         self._observe()
 
     def on_released(self, message: Released) -> None:
@@ -123,19 +126,19 @@ class Producer:
     def on_group_finished(self, report: GroupReport) -> None:
         """A group has ended; repeated and late reports change nothing."""
         state = self._state
-        out = self._out(report.key)
-        if out is None:
+        if self._out(report.key) is None:
             return
-        del state.out[report.key.cursor]
-        state.progressed(workflow.time())
-        state.admission.release(self._settings.config.completions_per_prompt - out.released)
+        self._leave(report.key)
+        self._run.progressed(workflow.time())
         state.counters.trajectory_drops += report.drops
         state.counters.recoverable_errors += sum(report.failures)
         state.reused_rollouts += report.reused
         state.breaker.record(report.failures)
-        match report.fate:
+        match report.result.outcome:
             case "accepted":
-                self._accept(report)
+                state.admission.accept()
+                state.counters.rows_accepted += 1
+                state.queue.accept(report.result)
             case "filtered":
                 state.counters.filter_drops += 1
                 self._reject(report)
@@ -145,69 +148,78 @@ class Producer:
                 self._fail(report)
             case "cancelled":
                 self._give_back(report.key)
-        if state.breaker.tripped and state.fatal is None:
-            error = f"circuit breaker: {state.breaker.tripped}{_of(report)}"
-            state.fatal = Fatal(error=error, error_type="CircuitBreakerOpen")
+        if state.breaker.tripped:
+            error = f"circuit breaker: {state.breaker.tripped}{self._first_failure(report)}"
+            self._run.fail(Fatal(error=error, error_type="CircuitBreakerOpen"))
+        self.refill(after_completion=True)
+
+    def on_group_dead(self, key: GroupKey) -> None:
+        """A group's workflow ended without a result: its row is retried."""
+        if self._out(key) is None:
+            return
+        workflow.logger.warning("group %s left no result; its row is retried", key.text)
+        self._leave(key)
+        self._history(key)
+        self._state.retries.append(key.cursor)
         self.refill(after_completion=True)
 
     @property
     def fails(self) -> bool:
         """Whether a fatal error ends the run, now or before the next batch; any other holds it."""
-        fatal, on_fatal = self._state.fatal, self._settings.config.on_fatal
+        fatal, on_fatal = self._run.fatal, self._live.config.on_fatal
         if fatal is None or fatal.holds or on_fatal == "hold":
             return False
         return on_fatal == "fail" or not fatal.infrastructure
 
     async def settle_fatal(self) -> bool:
-        """Between batches, or before the open one is sealed: act on a fatal error.
+        """Act on a fatal error, between batches or before the open one is sealed.
 
-        Where `fails` doesn't end the run, it waits, keeping what it has, until a person resumes
-        it, skips the row or stops it. Returns whether it was stopped, with what was wrong still
-        being so.
+        An error that doesn't end the run holds it, with all it has, until a person resumes it,
+        skips the row or stops it. Returns whether the run was stopped while it was held.
 
         Raises:
             ApplicationError
         """
-        state = self._state
+        run = self._run
         if self.fails:
             await self._count_failures()
-        if state.fatal is not None and not self.fails:
-            state.refuse_checkpoint(state.fatal.held)
-            state.phase = "held"
-            state.waiting_for = "resume, skip_row or stop"
-            await workflow.wait_condition(lambda: state.fatal is None or state.stop or self.fails)
-        if state.fatal is None:
+        if run.fatal is not None and not self.fails:
+            run.checkpoints.answer(run.fatal.held)
+            run.enter("held", "resume, skip_row or stop")
+            await workflow.wait_condition(
+                lambda: run.fatal is None or run.commands.stop or self.fails
+            )
+        if run.fatal is None:
             return False
         if self.fails:
             raise ApplicationError(
-                state.fatal.error,
-                *([state.fatal.rollouts] if state.fatal.rollouts is not None else []),
-                type=state.fatal.error_type,
+                run.fatal.error,
+                *([run.fatal.rollouts] if run.fatal.rollouts is not None else []),
+                type=run.fatal.error_type,
                 non_retryable=True,
             )
-        state.note(f"stopped while it was held: {state.fatal.error}")
-        state.fatal = None
-        # A stop that drains waits for rows that are begun again, and they waited for this.
+        run.note(f"stopped while it was held: {run.fatal.error}")
+        run.fatal = None
+        # A stop that drains waits for retries, which waited for this.
         self.refill()
         return True
 
     def resume(self) -> None:
-        """End a pause; the cause of a fatal error, if there was one, has been mended."""
-        self._state.paused = False
-        self._state.fatal = None
+        """Continue after a pause, or after the cause of a fatal error was fixed."""
+        self._run.fatal = None
         self._state.breaker.reset()
         self.refill()
 
     def reconfigured(self) -> None:
-        """Admit by new limits from now on."""
-        config, admission = self._settings.config, self._state.admission
+        """Admit by the new limits from now on."""
+        config, admission = self._live.config, self._state.admission
         admission.max_head_offpolicy_versions = config.max_head_offpolicy_versions
         admission.concurrency = config.max_concurrency_rollout_sample
         self.refill()
 
     def skip_row(self) -> GroupKey:
-        """Reject the row that holds the run, and go on."""
-        fatal = self._state.fatal
+        """Reject the row that holds the run, and continue."""
+        fatal = self._run.fatal
         assert fatal is not None and fatal.group is not None
         self._state.cursor.withdraw(fatal.group.cursor)
         self._resolve_rejected(fatal.group.cursor)
@@ -215,10 +227,26 @@ class Producer:
         return fatal.group
 
     def cancel_all(self) -> None:
-        """Ask all groups in flight to end; each reports."""
+        """Cancel all groups in flight; each reports."""
         for cursor, out in self._state.out.items():
             key = GroupKey(cursor=cursor, attempt=out.attempt)
             self._track(self._cancel(key))
+
+    def publish(self) -> None:
+        """A new policy version is served: capacity opens."""
+        self._state.admission.publish()
+        self.refill()
+
+    def take_rejected(self) -> RewardSum:
+        """Completions of rows rejected since the last call."""
+        rejected, self._state.rejected = self._state.rejected, RewardSum()
+        return rejected
+
+    def commit_batch(self) -> None:
+        """The rows of the batch are trained."""
+        for group in self._state.queue.commit():
+            self._state.cursor.resolve(group.key.cursor)
+            self._state.histories.pop(group.key.cursor, None)
 
     def close_window(self) -> dict[str, float]:
         """Time-weighted means since the previous publication, as `async/*` metrics."""
@@ -226,19 +254,12 @@ class Producer:
         return {f"async/{name}_mean": value for name, value in means.items()}
 
     def record_sample(self, *, force: bool = False) -> None:
-        """Note a record of the producer stream, unless the last one is too recent."""
-        state, now = self._state, workflow.time()
-        if not force and now - state.producer_sample_at < SAMPLE_INTERVAL:
+        """Add a record to the producer stream, unless the last one is too recent."""
+        now = workflow.time()
+        if not force and now - self._state.sampled_at < SAMPLE_INTERVAL:
             return
-        state.producer_sample_at = now
-        state.producer_samples.append(
-            ProducerSample(
-                index=state.producer_index,
-                values=self._sample_values(now),
-                waiting_for=state.waiting_for[:MAX_WAITING_FOR] if state.standstill(now) else None,
-            )
-        )
-        state.producer_index += 1
+        self._state.sampled_at = now
+        self._recorder.add_producer_record(self._sample(now))
 
     def _admit_retries(self) -> None:
         state = self._state
@@ -256,13 +277,13 @@ class Producer:
             self._launch(cursor, state.admission.admit())
 
     def _launch(self, cursor: int, version: int) -> None:
-        history = self._state.again.get(cursor)
+        history = self._state.histories.get(cursor)
         attempt = history.attempts if history else self._state.first_attempt
         key = GroupKey(cursor=cursor, attempt=attempt)
         if history is not None:
             history.attempts += 1
         self._state.out[cursor] = GroupOut(attempt=key.attempt, version=version)
-        self._unborn.add(cursor)
+        self._unstarted.add(cursor)
         self._track(self._start_group(key, version))
 
     def _track(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -271,8 +292,8 @@ class Producer:
         task.add_done_callback(lambda done: self._starting.pop(done, None))
 
     async def _start_group(self, key: GroupKey, version: int) -> None:
-        config, run = self._settings.config, self._state.run
-        history = self._state.again.get(key.cursor)
+        config, run = self._live.config, self._run.run
+        history = self._state.histories.get(key.cursor)
         incomplete = 0 if history is None else history.incomplete
         try:
             child = await workflow.start_child_workflow(
@@ -295,29 +316,27 @@ class Producer:
                 static_summary=f"row {key.text} · policy v{version}",
             )
         except WorkflowAlreadyStartedError:
-            # Ids are never reused within a run, so this one is ours: it will report.
+            # Ids are never reused within a run: this child is the run's own, and will report.
             return
         finally:
-            self._unborn.discard(key.cursor)
-        self._state.progressed(workflow.time())
+            self._unstarted.discard(key.cursor)
+        self._run.progressed(workflow.time())
         child.add_done_callback(lambda task: self._on_child_closed(key, task))
 
     def _attributes(self, key: GroupKey, version: int) -> TypedSearchAttributes | None:
-        """By what the group is found in the UI; given at its start, they cost no event."""
-        state = self._state
-        if not state.search_attributes:
+        """What finds the group in the UI; given at its start, they cost no event."""
+        if not self._run.search_attributes:
             return None
         return TypedSearchAttributes(
             [
-                SearchAttributePair(RUN, state.run.id),
+                SearchAttributePair(RUN, self._run.run.id),
                 SearchAttributePair(ROW, key.cursor),
                 SearchAttributePair(POLICY_VERSION, version),
             ]
         )
 
     def _on_child_closed(self, key: GroupKey, child: "asyncio.Task[None]") -> None:
-        """A child that ended without reporting (terminated, timed out) may have a fate all the
-        same."""
+        """A child that ended without a report (terminated, timed out) may have left a manifest."""
         error = None if child.cancelled() else child.exception()
         if self._out(key) is None or not (child.cancelled() or error):
             return
@@ -325,108 +344,81 @@ class Producer:
         workflow.logger.warning("group %s ended without a report (%s)", key.text, why)
         self._closed.append(key)
 
-    def on_group_dead(self, key: GroupKey) -> None:
-        """A group's workflow ended without leaving anything: the row is run again."""
-        if self._out(key) is None:
-            return
-        workflow.logger.warning("group %s left nothing; its row is run again", key.text)
-        out = self._state.out.pop(key.cursor)
-        self._state.admission.release(self._settings.config.completions_per_prompt - out.released)
-        self._again(key)
-        self._state.retries.append(key.cursor)
-        self.refill(after_completion=True)
-
     async def _cancel(self, key: GroupKey) -> None:
-        handle = workflow.get_external_workflow_handle(group_workflow_id(self._state.run.id, key))
+        handle = workflow.get_external_workflow_handle(group_workflow_id(self._run.run.id, key))
         try:
             await handle.cancel()
         except ApplicationError:
             # It ended by itself; its report is on the way.
             workflow.logger.info("group %s has ended already", key.text)
 
-    def _accept(self, report: GroupReport) -> None:
-        state = self._state
-        state.admission.accept()
-        state.counters.rows_accepted += 1
-        state.queue.accept(
-            QueuedGroup(
-                c=report.key.cursor,
-                a=report.key.attempt,
-                v=report.version,
-                n=report.survivors,
-                d=report.datums,
-            )
-        )
+    def _out(self, key: GroupKey) -> GroupOut | None:
+        out = self._state.out.get(key.cursor)
+        return out if out is not None and out.attempt == key.attempt else None
+
+    def _leave(self, key: GroupKey) -> None:
+        """The group has ended, and with it the calls that it hasn't released."""
+        out = self._state.out.pop(key.cursor)
+        self._state.admission.release(self._live.config.completions_per_prompt - out.released)
 
     def _retry_or_reject(self, report: GroupReport) -> None:
-        key = report.key
-        history = self._again(key)
+        history = self._history(report.key)
         history.incomplete += 1
-        if history.incomplete > self._settings.config.max_incomplete_group_retries:
+        if history.incomplete > self._live.config.max_incomplete_group_retries:
             self._reject(report)
             return
         self._state.counters.incomplete_group_retries += 1
-        self._state.retries.append(key.cursor)
+        self._state.retries.append(report.key.cursor)
 
     def _reject(self, report: GroupReport) -> None:
-        state = self._state
+        state, result = self._state, report.result
         state.admission.reject()
-        state.rejected = state.rejected.plus(report.survivors, report.reward_sum)
+        state.rejected = state.rejected.plus(result.survivors, result.reward_sum)
         self._resolve_rejected(report.key.cursor)
-
-    async def _count_failures(self) -> None:
-        """Where any failure ends the run, the phase ends first: all that fails is counted.
-
-        As far as it has ended, where the trainer is lost meanwhile: rollouts would wait for a
-        snapshot that nobody brings back any more.
-        """
-        state = self._state
-        any_failure = self._settings.config.on_any_rollout_failure == "fail"
-        if not any_failure or state.fatal is None or state.fatal.group is None:
-            return
-        state.phase, state.waiting_for = "failing", "the rollouts in flight, to count what fails"
-        await workflow.wait_condition(
-            lambda: not state.out or state.stop or state.lease_end is not None
-        )
 
     def _resolve_rejected(self, cursor: int) -> None:
         self._state.counters.rows_rejected += 1
         self._state.cursor.resolve(cursor)
-        self._state.again.pop(cursor, None)
+        self._state.histories.pop(cursor, None)
 
     def _give_back(self, key: GroupKey) -> None:
         """The row will be issued again, as a new attempt."""
-        self._again(key)
+        self._history(key)
         self._state.admission.reject()
         self._state.cursor.give_back(key.cursor)
 
-    def _again(self, key: GroupKey) -> RowHistory:
-        return self._state.again.setdefault(key.cursor, RowHistory(attempts=key.attempt + 1))
+    def _history(self, key: GroupKey) -> RowHistory:
+        return self._state.histories.setdefault(key.cursor, RowHistory(attempts=key.attempt + 1))
 
     def _fail(self, report: GroupReport) -> None:
         self._give_back(report.key)
-        fatal = self._state.fatal
+        fatal = self._run.fatal
         if fatal is None:
-            first = error = report.error or "a rollout failed"
-            if report.error_type == ROLLOUT_FAILED:
-                error = (
-                    f"row {report.key.cursor} · completion {report.completion} failed, and "
-                    f"on_any_rollout_failure is 'fail': {first}"
-                )
-            self._state.fatal = Fatal(
-                error=error,
-                error_type=report.error_type or ROLLOUT_FAILED,
-                group=report.key,
-                rollouts=RolloutsFailed(
-                    version=report.version, evaluation=False, failed=report.failed, first=first
-                ),
-            )
+            self._run.fail(_fatal(report))
         elif fatal.rollouts is not None:
             fatal.rollouts = fatal.rollouts.counting(report)
 
-    def _out(self, key: GroupKey) -> GroupOut | None:
-        out = self._state.out.get(key.cursor)
-        return out if out is not None and out.attempt == key.attempt else None
+    def _first_failure(self, report: GroupReport) -> str:
+        """The first failure of the group, as an addition to what follows from it."""
+        if report.error is None:
+            return ""  # the result was found in the store, which doesn't say
+        error = report.error.removeprefix(f"run {self._run.run.id} · ")
+        place = f"row {report.key.cursor} · completion {report.completion}"
+        return f"; {error}" if place in error else f"; {place}: {error}"
+
+    async def _count_failures(self) -> None:
+        """If any failed rollout ends the run, let those in flight end, and count all failures.
+
+        Not after the loss of the trainer: rollouts would wait for a snapshot that is gone.
+        """
+        run = self._run
+        any_failure = self._live.config.on_any_rollout_failure == "fail"
+        if not any_failure or run.fatal is None or run.fatal.group is None:
+            return
+        run.enter("failing", "the rollouts in flight, to count what fails")
+        await workflow.wait_condition(
+            lambda: not self._state.out or run.commands.stop or run.lease.end is not None
+        )
 
     def _observe(self) -> None:
         self._state.gauges.set(workflow.time(), self._gauge_values())
@@ -443,23 +435,35 @@ class Producer:
             values["concurrency_capacity_samples"] = admission.concurrency_capacity
         return {name: float(value) for name, value in values.items()}
 
-    def _sample_values(self, now: float) -> list[float | int | bool | None]:
-        state = self._state
-        values: dict[str, float | int | bool | None] = {
-            "elapsed_time_s": round(now - state.started_at, 3),
-            "no_progress_s": round(now - state.progress_at, 3),
-            "published_version": state.admission.version,
+    def _sample(self, now: float) -> dict[str, Value]:
+        run, state = self._run, self._state
+        counters: dict[str, Number] = state.counters.model_dump()
+        values: dict[str, Value] = {
+            "elapsed_time_s": round(now - run.started_at, 3),
+            "no_progress_s": round(now - run.progress_at, 3),
+            "published_version": run.version,
             "breaker_consecutive_failures": state.breaker.consecutive,
             "breaker_tripped": state.breaker.tripped is not None,
+            **self._gauge_values(),
+            **{f"{name}_total": count for name, count in counters.items()},
         }
-        values |= self._gauge_values()
-        values |= {f"{name}_total": n for name, n in state.counters.model_dump().items()}
-        return [values.get(name) for name in PRODUCER_METRICS]
+        if run.stall(now):
+            values["waiting_for"] = run.waiting_for
+        return values
 
 
-def _of(report: GroupReport) -> str:
-    """What has failed first in a group, to be added to what follows from it."""
-    if report.error is None:
-        return ""  # its fate was found in the store, which doesn't say
-    place = f"row {report.key.cursor} · completion {report.completion}"
-    return f"; {report.error}" if place in report.error else f"; {place}: {report.error}"
+def _fatal(report: GroupReport) -> Fatal:
+    first = error = report.error or "a rollout failed"
+    if report.error_type == ROLLOUT_FAILED:
+        error = (
+            f"row {report.key.cursor} · completion {report.completion} failed, and "
+            f"on_any_rollout_failure is 'fail': {first}"
+        )
+    return Fatal(
+        error=error,
+        error_type=report.error_type or ROLLOUT_FAILED,
+        group=report.key,
+        rollouts=RolloutsFailed(
+            version=report.result.version, evaluation=False, failed=report.failed, first=first
+        ),
+    )

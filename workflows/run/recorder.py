@@ -1,8 +1,8 @@
-"""The run's writer: every change of ledger and metrics, one at a time.
+"""The run's writer: ledger, commands and metrics, one write at a time.
 
-Owns the order of writes and how long they are retried (for ever: a full disk is waited for), and
-that nothing is written to a folder that isn't the run's.
-Doesn't own what is written (activities/records.py).
+Owns the order of writes, that they are retried forever (a full disk is waited for), and that
+nothing is written to a folder that isn't the run's. Doesn't own what is written
+(activities/records.py).
 """
 
 import asyncio
@@ -18,43 +18,40 @@ from temporalio.exceptions import is_cancelled_exception
 with workflow.unsafe.imports_passed_through():
     from activities.messages import (
         CarryPublication,
-        CommitStep,
         Committed,
         CreateRun,
         FinishRun,
-        RecordControl,
+        RecordCommand,
         RecordEvaluation,
         RecordProducer,
         RunCreated,
         SkipGroup,
     )
     from activities.records import RecordActivities
-    from everburn.records.commands import Control, Ending
+    from everburn.records.commands import Command, Ending
     from everburn.records.ids import GroupKey
+    from everburn.records.ledger import StepCommit
+    from everburn.records.metrics import PRODUCER_STREAM, Record, Value
     from everburn.records.run_folder import Owner
     from workflows.queues import ORCHESTRATOR_QUEUE
     from workflows.run.state import RunState
 
 TIMEOUT = timedelta(minutes=2)
 HEARTBEAT_TIMEOUT = timedelta(seconds=4)
-"""How long a writer can be dead before its write is done again: part of an orchestrator's recovery,
-and cheap, since writes are short."""
+"""How long a dead writer delays its write: part of an orchestrator's recovery."""
 CREATE_ATTEMPTS = RetryPolicy(maximum_attempts=3)
-"""Then a person is told why the run has no folder yet."""
-MAX_WHAT = 500
-"""Characters of what is kept of a control."""
-MAX_SAMPLES = 6
-"""Producer samples that fit into one payload of their own."""
-MAX_SAMPLES_BESIDE = 2
-"""Those that fit beside a step's record."""
+"""Then the run's status says why it has no folder yet."""
+MAX_RECORDS = 48
+"""Producer records that one payload carries; each has about 600 bytes."""
 
 
 class Recorder:
     def __init__(self, state: RunState) -> None:
-        self._state = state
+        self._run = state
+        self._state = state.recorder
         self._turn = asyncio.Lock()
-        self._owns_folder: bool | None = True if state.grant is not None else None
-        """Known once the folder was made, or taken over."""
+        self._owns_folder: bool | None = True if state.lease.grant is not None else None
+        """None until the folder was created, or taken over."""
 
     @property
     def idle(self) -> bool:
@@ -62,20 +59,23 @@ class Recorder:
 
     @property
     def owns_folder(self) -> bool:
-        """Whether the run's folder is this run's, as far as is known."""
+        """Whether the run's folder is known to be this run's."""
         return bool(self._owns_folder)
 
     async def create_run(self, config: dict[str, object]) -> RunCreated:
-        """Make the run's folder, or take it over.
+        """Create the run's folder, or take it over.
 
         Raises:
-            ActivityError: it can't be written now, or never.
+            ActivityError: it can't be written now, or ever.
         """
         # Only the first execution of a chain gets here; a reset one has an id of its own.
-        owner = Owner(chain=workflow.info().run_id, life=self._state.life)
-        state = self._state
+        run = self._run
         order = CreateRun(
-            run=state.run, config=config, owner=owner, at=workflow.time(), step=state.step
+            run=run.run,
+            config=config,
+            owner=Owner(chain=workflow.info().run_id, life=run.incarnation),
+            at=workflow.time(),
+            step=run.step.committed,
         )
         created: RunCreated = await self._execute(
             RecordActivities.create_run, order, "create the run's folder", CREATE_ATTEMPTS
@@ -84,103 +84,122 @@ class Recorder:
         return created
 
     def give_up(self) -> None:
-        """Without a folder of its own by now, the run gets none any more."""
+        """Without a folder by now, the run gets none."""
         self._owns_folder = bool(self._owns_folder)
 
     def halt(self) -> None:
-        """The execution was reset: it has nothing to say."""
+        """The execution was reset: it writes nothing."""
         self._owns_folder = False
 
-    async def control(
+    async def command(
         self,
-        what: str,
+        text: str,
         *,
         changes: dict[str, JsonValue] | None = None,
         checkpoint: str | None = None,
         ending: Ending | None = None,
     ) -> None:
-        """Keep what the run was told, or what became of it; returns once it is written."""
-        state, at = self._state, workflow.time()
-        step = state.step
+        """Record a command, a saved state or the run's ending; returns once it is written."""
+        run, state = self._run, self._state
+        at, step = workflow.time(), run.step.committed
         await workflow.wait_condition(lambda: self._owns_folder is not None)
         async with self._turn:
             if not self._owns_folder:
                 return
-            control = Control(
+            command = Command(
                 at=at,
-                what=what[:MAX_WHAT],
-                life=state.life,
-                number=state.told,
+                text=text,
+                life=run.incarnation,
+                number=state.next_command,
                 step=step,
                 changes=changes or {},
                 checkpoint=checkpoint,
                 ending=ending,
             )
-            order = RecordControl(run=state.run, control=control)
+            order = RecordCommand(run=run.run, command=command)
             try:
-                await self._do(RecordActivities.record_control, order, f"record: {what[:80]}")
+                await self._do(RecordActivities.record_command, order, f"record: {text[:80]}")
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled_exception(error):
-                    # It may be written all the same, and would stand for what comes after it.
-                    state.told += 1
+                    # It may be written all the same: its number isn't used again.
+                    state.next_command += 1
                 raise
-            # In a turn of its own: those before `told` are written.
-            state.told += 1
+            state.next_command += 1
 
-    async def commit(self, order: CommitStep) -> Committed:
+    @property
+    def uncommitted_commands(self) -> tuple[int, int]:
+        """The numbers, start and stop, of written commands that no commit has taken."""
+        return self._state.committed_commands, self._state.next_command
+
+    async def commit(self, step: StepCommit) -> Committed:
+        """Append a step to the ledger, with its commands and the producer's records."""
         committed: Committed = await self._execute(
-            RecordActivities.commit_step, order, f"step {order.step} · commit to the ledger"
+            RecordActivities.commit_step, step, f"step {step.step} · commit to the ledger"
         )
+        self._state.committed_commands = step.command_range[1]
         return committed
 
     async def skip_group(self, group: GroupKey, version: int) -> None:
         await self._execute(
             RecordActivities.skip_group,
-            SkipGroup(run=self._state.run, group=group, version=version),
+            SkipGroup(run=self._run.run, group=group, version=version),
             f"row {group.text} is skipped",
         )
 
     async def carry_publication(self, version: int) -> None:
         await self._execute(
             RecordActivities.carry_publication,
-            CarryPublication(run=self._state.run, version=version),
+            CarryPublication(run=self._run.run, version=version),
             f"policy v{version} is served by v{version - 1}'s snapshot",
         )
 
     async def record_evaluation(self, version: int, metrics: dict[str, float]) -> None:
-        order = RecordEvaluation(run=self._state.run, version=version, metrics=metrics)
+        order = RecordEvaluation(run=self._run.run, version=version, metrics=metrics)
         await self._execute(
             RecordActivities.record_evaluation, order, f"evaluation of policy v{version}"
         )
 
-    def take_producer_samples(self, limit: int = MAX_SAMPLES_BESIDE) -> list[Any]:
-        """The first samples that wait to be written; the caller writes them."""
-        samples = self._state.producer_samples[:limit]
-        del self._state.producer_samples[: len(samples)]
-        return samples
+    def add_producer_record(self, values: dict[str, Value]) -> None:
+        """Add a record to the producer stream; names get the prefix `producer/`."""
+        state = self._state
+        named = {f"producer/{name}": value for name, value in values.items()}
+        record = Record(stream=PRODUCER_STREAM, index=state.producer_index, values=named)
+        state.producer_records.append(record)
+        state.producer_index += 1
 
-    async def flush_producer_samples(self) -> None:
-        """Write what waits; nothing without a folder."""
-        while self._state.producer_samples and self.owns_folder:
-            order = RecordProducer(
-                run=self._state.run, samples=self.take_producer_samples(MAX_SAMPLES)
-            )
+    @property
+    def has_many_records(self) -> bool:
+        """Whether the producer's records fill a payload."""
+        return len(self._state.producer_records) >= MAX_RECORDS
+
+    def take_producer_records(self) -> list[Record]:
+        """The first records that wait to be written; the caller writes them."""
+        records = self._state.producer_records[:MAX_RECORDS]
+        del self._state.producer_records[: len(records)]
+        return records
+
+    async def flush_producer_records(self) -> None:
+        """Write the records that wait, if the run has a folder."""
+        while self._state.producer_records and self.owns_folder:
+            order = RecordProducer(run=self._run.run, records=self.take_producer_records())
             await self._execute(RecordActivities.record_producer, order, "producer metrics")
 
-    async def finish(self, initial_version: int, final_version: int) -> None:
+    async def finish(self, save_seconds: dict[int, float]) -> None:
+        """Write the evaluations before and after, and the durations of the last saves."""
         if not self.owns_folder:
             return
+        admission = self._run.producer.admission
         order = FinishRun(
-            run=self._state.run,
-            initial_version=initial_version,
-            final_version=final_version,
-            save_seconds=self._state.save_seconds,
+            run=self._run.run,
+            initial_version=admission.initial_version,
+            final_version=admission.version,
+            save_seconds=save_seconds,
         )
         await self._execute(RecordActivities.finish_run, order, "before and after")
 
     async def count_sandboxes(self) -> int:
         count: int = await self._execute(
-            RecordActivities.count_sandboxes, self._state.run, "what rollouts left behind"
+            RecordActivities.count_sandboxes, self._run.run, "what rollouts left behind"
         )
         return count
 

@@ -1,7 +1,7 @@
-"""The run's side of a lease: asking for it, working under it, noticing its end, giving it back.
+"""The run's side of a lease: requesting it, working under it, detecting its end, releasing it.
 
 Every mutation goes through `run`, which ends with LeaseLostError as soon as the lease is known to
-be lost, whatever the mutation itself does. Doesn't own what is mutated when.
+be lost, whatever the mutation itself does. Doesn't own which mutations are made when.
 """
 
 import asyncio
@@ -34,16 +34,15 @@ with workflow.unsafe.imports_passed_through():
 T = TypeVar("T")
 
 MUTATION_TIMEOUT = timedelta(hours=2)
-"""The SDK polls a result for ever; longer than this no request takes."""
+"""The SDK polls a result forever; no request takes longer than this."""
 MUTATION_HEARTBEAT = timedelta(seconds=15)
-"""A task that the server has handed out may never arrive at the holder, which then lives and knows
-nothing of it; and whoever executes one heartbeats by itself."""
+"""A dispatched task can be lost on the way to the holder; heartbeats detect that."""
 PICK_UP_TIMEOUT = timedelta(seconds=30)
 RELEASE_TIMEOUT = timedelta(seconds=60)
 
 
 class LeaseLostError(Exception):
-    """The lease ended under the run."""
+    """The lease ended, or is in doubt."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -52,95 +51,107 @@ class LeaseLostError(Exception):
 
 class TrainerSession:
     def __init__(self, state: RunState, config: RunConfig) -> None:
-        self._state = state
+        self._run = state
+        self._state = state.lease
         self._provisioning = _provisioning(config)
         self._slots = asyncio.Semaphore(LEASE_SLOTS // 2)
-        self._unborn = False
+        self._starting = False
         """Whether the server hasn't started the current lease's workflow yet."""
         self._in_flight = 0
-        """Operations on the current lease that count against their step and have no answer yet."""
+        """Operations of the step on the current lease that have no answer yet."""
         self._interrupted = False
         """Whether the current lease failed while one was in flight."""
 
     @property
     def ref(self) -> LeaseRef:
-        return LeaseRef(run=self._state.run, epoch=self._state.epoch)
+        return LeaseRef(run=self._run.run, epoch=self._state.lease_epoch)
 
     @property
     def lost(self) -> bool:
-        return self._state.lease_end is not None
+        return self._state.end is not None
+
+    @property
+    def granted(self) -> bool:
+        """Whether the last lease that was requested had a session."""
+        return self._state.grant is not None
 
     async def acquire(self, unwanted: Callable[[], bool] = lambda: False) -> None:
-        """Start a TrainerLease under the next epoch, and wait until it holds a session.
+        """Start a TrainerLease under the next lease epoch, and wait until it holds a session.
 
-        unwanted: whether there is no need for one any more.
+        unwanted: whether the run doesn't need a session any more.
 
         Raises:
-            LeaseLostError: none was to be had, or none is wanted.
+            LeaseLostError: no session was available, or none is wanted.
         """
         state = self._state
-        state.epoch += 1
-        state.grant, state.lease_end = None, None
-        self._unborn = True
+        state.lease_epoch += 1
+        state.grant, state.end = None, None
+        self._starting = True
         self._interrupted = False
+        lease_epoch = state.lease_epoch
         try:
             child = await workflow.start_child_workflow(
                 TrainerLease.run,
-                LeaseOrder(run=state.run, epoch=state.epoch, provisioning=self._provisioning),
+                LeaseOrder(run=self._run.run, epoch=lease_epoch, provisioning=self._provisioning),
                 id=self.workflow_id,
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                static_summary=f"trainer lease, epoch {state.epoch}",
+                static_summary=f"trainer lease, epoch {lease_epoch}",
             )
         finally:
-            self._unborn = False
-        epoch = state.epoch
-        child.add_done_callback(lambda task: self._on_child_closed(epoch, task))
-        await workflow.wait_condition(lambda: state.grant is not None or self.lost or unwanted())
-        if state.grant is None and not self.lost:
+            self._starting = False
+        child.add_done_callback(lambda task: self._on_child_closed(lease_epoch, task))
+        await workflow.wait_condition(lambda: self.granted or self.lost or unwanted())
+        if not self.granted and not self.lost:
             await self.abandon(LeaseLostError("no session is wanted any more", "Unwanted"))
         self.check()
 
     def on_waiting(self, message: LeaseWaiting) -> None:
-        if message.epoch == self._state.epoch and self._state.grant is None:
-            self._state.waiting_for = message.text
+        if message.epoch == self._state.lease_epoch and not self.granted:
+            self._run.wait_for(message.text)
 
     def on_granted(self, message: LeaseGranted) -> None:
-        """Take in the session. A lease has one, whatever else is granted under its epoch."""
+        """Take the session. A lease has one session, whatever else is granted under its epoch."""
         state, grant = self._state, message.grant
-        if grant.epoch != state.epoch or grant == state.grant:
+        if grant.epoch != state.lease_epoch or grant == state.grant:
             return
         if state.grant is None:
             state.grant = grant
-            state.leases += 1
-            state.progressed(workflow.time())
+            state.sessions += 1
+            self._run.progressed(workflow.time())
         else:
-            # Another session, whose state is unknown; the one that was held has been given up.
-            self._lose("the lease's workflow was reset")
+            # Another session, in an unknown state; the first one has been given up.
+            self._end("the lease's workflow was reset")
 
     def on_ended(self, message: LeaseEnded) -> None:
-        """What is known of its end stays: the run may have acted on it already."""
-        if message.epoch == self._state.epoch:
-            self._state.lease_end = self._state.lease_end or message
+        """The first reason stays: the run may have acted on it already."""
+        if message.epoch == self._state.lease_epoch:
+            self._state.end = self._state.end or message
 
-    def _on_child_closed(self, epoch: int, child: "asyncio.Task[None]") -> None:
-        """The server tells this execution at once of a lease that was terminated, or has failed."""
+    def _on_child_closed(self, lease_epoch: int, child: "asyncio.Task[None]") -> None:
+        """A lease's workflow that was terminated, or has failed, doesn't report."""
         failed = child.cancelled() or child.exception() is not None
-        if failed and epoch == self._state.epoch:
+        if failed and lease_epoch == self._state.lease_epoch:
             self.on_closed()
 
     def on_closed(self) -> None:
-        """The lease's workflow is closed, whatever it meant to say."""
-        self._lose("the lease's workflow was ended")
+        """The lease's workflow is closed, reported or not."""
+        self._end("the lease's workflow was ended")
 
-    def _lose(self, error: str) -> None:
-        self._state.lease_end = self._state.lease_end or LeaseEnded(
-            epoch=self._state.epoch, error=error, error_type=TRAINER_STATE_LOST
+    def _end(self, error: str, kind: str = TRAINER_STATE_LOST) -> None:
+        self._state.end = self._state.end or LeaseEnded(
+            epoch=self._state.lease_epoch, error=error, error_type=kind
         )
+
+    def retry_later(self) -> None:
+        """The run has acted on the reason of the lease's end: after a person resumed it, another
+        lease may be requested."""
+        if self._state.end is not None:
+            self._state.end = self._state.end.model_copy(update={"error_type": TRAINER_STATE_LOST})
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease is known to have ended."""
-        end = self._state.lease_end
+        end = self._state.end
         if end is not None:
             raise LeaseLostError(
                 end.error or "the lease ended", end.error_type or TRAINER_STATE_LOST
@@ -161,13 +172,12 @@ class TrainerSession:
     ) -> Any:
         """Execute a mutation on the holder, once.
 
-        counts: whether a lease that fails over it makes the step suspect; false in a recovery.
+        counts: whether a lease that fails meanwhile makes the step suspect; false in a recovery.
 
         Raises:
-            LeaseLostError: the lease ended, or the mutation's outcome is in doubt, for the trainer
+            LeaseLostError: the lease ended, or the mutation's result is in doubt, for the trainer
                 or for the run's folder.
-            ActivityError: the trainer refused the request, and its state is untouched; or what was
-                asked can't be done with what the folder has, by no trainer.
+            ActivityError: the request was refused, and the trainer's state is untouched.
         """
         self.check()
         grant = self._state.grant
@@ -175,7 +185,7 @@ class TrainerSession:
         async with self._slots:
             self.check()
             if self._state.grant is not grant:
-                # Its turn came when the run was asking for the next session already.
+                # The run requested another session meanwhile.
                 raise LeaseLostError("the lease ended", TRAINER_STATE_LOST)
             mutation = asyncio.ensure_future(
                 workflow.execute_activity_method(
@@ -196,7 +206,7 @@ class TrainerSession:
                 self._in_flight -= counts
         if not mutation.done():
             self._interrupt(grant.epoch, counts)
-            mutation.add_done_callback(look_at_outcome)
+            mutation.add_done_callback(consume_error)
             mutation.cancel()
             self.check()
         try:
@@ -207,44 +217,43 @@ class TrainerSession:
             self._interrupt(grant.epoch, counts and not _never_started(error.cause))
             raise _lost_by(error.cause) from error
 
-    def _interrupt(self, epoch: int, in_flight: bool) -> None:
-        if epoch == self._state.epoch:
+    def _interrupt(self, lease_epoch: int, in_flight: bool) -> None:
+        if lease_epoch == self._state.lease_epoch:
             self._interrupted = self._interrupted or in_flight
 
     async def release(self) -> None:
-        """Give the session back; waits until it is, but not for ever."""
+        """Release the session; waits until that is done, for RELEASE_TIMEOUT at most."""
         state = self._state
-        if state.epoch == 0 or self.lost:
+        if state.lease_epoch == 0 or self.lost:
             return
         try:
             await workflow.get_external_workflow_handle(self.workflow_id).signal("release")
             await workflow.wait_condition(lambda: self.lost, timeout=RELEASE_TIMEOUT)
         except (ApplicationError, builtins.TimeoutError) as error:
-            workflow.logger.warning("lease %s wasn't given back: %s", state.epoch, error)
+            workflow.logger.warning("lease %s wasn't released: %s", state.lease_epoch, error)
 
-    async def abandon(self, loss: LeaseLostError) -> None:
-        """The lease is in doubt: for the run it has ended, whatever its holder thinks, and nothing
-        is asked of it again. The holder, if there still is one, may close the session."""
-        state = self._state
-        if state.epoch == 0 or self.lost:
+    async def abandon(self, error: LeaseLostError) -> None:
+        """The lease is in doubt: the run sends it nothing more. Its holder, if it still lives, may
+        close the session."""
+        if self._state.lease_epoch == 0 or self.lost:
             return
-        state.lease_end = LeaseEnded(epoch=state.epoch, error=str(loss), error_type=loss.kind)
+        self._end(str(error), error.kind)
         with contextlib.suppress(ApplicationError):
             await workflow.get_external_workflow_handle(self.workflow_id).signal("release")
 
     @property
     def workflow_id(self) -> str:
-        return f"{self._state.run.id}/lease-{self._state.epoch}"
+        return f"{self._run.run.id}/lease-{self._state.lease_epoch}"
 
     @property
     def awaited_id(self) -> str | None:
-        """Of the lease that is in force: looked for, its workflow must be found running."""
-        missing = self._state.epoch == 0 or self.lost or self._unborn
+        """Of the lease in force: a check must find its workflow running."""
+        missing = self._state.lease_epoch == 0 or self.lost or self._starting
         return None if missing else self.workflow_id
 
 
 def _provisioning(config: RunConfig) -> ProvisioningWait | None:
-    """What a lease of dedicated training may wait for beforehand."""
+    """What a lease of dedicated training may wait for before its session."""
     if not config.dedicated:
         return None
     wish = config.trainer_provisioning
@@ -258,12 +267,12 @@ def _is_refused(cause: BaseException | None) -> bool:
 
 
 def _never_started(cause: BaseException | None) -> bool:
-    """Whether no worker took the mutation up before its timeout."""
+    """Whether no worker started the mutation before its timeout."""
     return isinstance(cause, TimeoutError) and cause.type == TimeoutType.SCHEDULE_TO_START
 
 
 def _lost_by(cause: BaseException | None) -> LeaseLostError:
-    """What any other failure of a mutation means: the session's state is lost or in doubt."""
+    """Any other failure of a mutation: the session's state is lost or in doubt."""
     if isinstance(cause, TimeoutError):
         return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
     if isinstance(cause, ApplicationError) and cause.type in {TRAINER_FAILED, *LEASE_CLOSED}:
@@ -271,8 +280,7 @@ def _lost_by(cause: BaseException | None) -> LeaseLostError:
     return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
 
 
-def look_at_outcome(future: "asyncio.Future[Any]") -> None:
-    """Look at an outcome that may matter to nobody any more, so that asyncio doesn't log it as
-    forgotten."""
+def consume_error(future: "asyncio.Future[Any]") -> None:
+    """Retrieve an error that nothing awaits any more, so that asyncio doesn't log it."""
     if not future.cancelled():
         future.exception()

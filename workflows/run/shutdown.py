@@ -1,8 +1,8 @@
 """The end of a run: everything after its last step, and the cleanup after a failure.
 
 Owns the order: rollouts end, committed state is saved and evaluated, the policy is promoted while
-its session lives, and what the run has is given back. Doesn't own when a run ends, nor what it then
-says (train_run.py).
+its session lives, and what the run holds is released. Doesn't own when a run ends, nor its result
+(train_run.py).
 """
 
 import asyncio
@@ -21,112 +21,104 @@ with workflow.unsafe.imports_passed_through():
     from everburn.records.commands import Ending
     from workflows.children.provisioning import clean_up
     from workflows.queues import ROLLOUT_QUEUE
-    from workflows.run.evaluations import Evaluations
-    from workflows.run.live_config import Settings
-    from workflows.run.producer import Producer
-    from workflows.run.recorder import Recorder
-    from workflows.run.recovery import Recovery, backoff, remember
-    from workflows.run.session import LeaseLostError, TrainerSession
-    from workflows.run.state import CheckpointAt, RunState
-    from workflows.run.step import SAVE_ATTEMPTS, save_checkpoint
+    from workflows.run.checkpoints import SAVE_ATTEMPTS
+    from workflows.run.parts import RunParts
+    from workflows.run.recovery import Recovery, backoff
+    from workflows.run.session import LeaseLostError
 
 PROMOTE_ATTEMPTS = 3
 REAP_TIMEOUT = timedelta(minutes=3)
-"""For the sandboxes that dead workers left behind; without a rollout worker nobody can reap."""
+"""For sandboxes of dead workers; without a rollout worker they can't be reaped."""
 GROUPS_END_TIMEOUT = 30.0
-"""Seconds to wait for cancelled groups to report; their workflows end by themselves anyway."""
+"""Seconds to wait for the reports of cancelled groups, which end by themselves anyway."""
 
 
 @dataclass
 class RunEnding:
-    state: RunState
-    settings: Settings
-    trainer: TrainerSession
-    producer: Producer
-    evaluations: Evaluations
-    recorder: Recorder
+    parts: RunParts
     recovery: Recovery
 
     async def finish(self, begun: bool) -> None:
-        """Save, evaluate, promote, and give back; begun: whether there was a first lease."""
-        state = self.state
+        """Save, evaluate, promote and release. begun: whether there was a first lease."""
+        parts, state = self.parts, self.parts.state
         state.enter("finishing", "rollouts in flight")
         await self._end_groups()
         if begun:
             await self._final_checkpoint()
             await self._final_evaluation()
-        await self.evaluations.cancel()
+        await parts.evaluations.cancel()
         await self._reap()
-        self.producer.record_sample(force=True)
-        await self.recorder.flush_producer_samples()
-        await self.recorder.finish(state.admission.initial_version, state.admission.version)
+        parts.producer.record_sample(force=True)
+        await parts.recorder.flush_producer_records()
+        await parts.recorder.finish(parts.checkpoints.take_seconds())
         if begun:
             await self._promote()
-        ending: Ending = "stopped" if state.stop else "completed"
-        await self.recorder.control(ending, ending=ending)
+        ending: Ending = "stopped" if state.commands.stop else "completed"
+        await parts.recorder.command(ending, ending=ending)
         state.enter("finishing", "the trainer session's end")
-        await self.trainer.release()
-        await self._give_back_provisions()
+        await parts.trainer.release()
+        await self._release_provisions()
         await workflow.wait_condition(workflow.all_handlers_finished)
 
     async def clean_up(self, ending: Ending, why: str) -> None:
-        """Leave nothing that spends, after a failure or a cancellation."""
-        self.recorder.give_up()
+        """Release everything that costs, after a failure or a cancellation."""
+        recorder = self.parts.recorder
+        recorder.give_up()
         await self._end_groups()
-        await self.evaluations.cancel()
-        await self.trainer.release()
+        await self.parts.evaluations.cancel()
+        await self.parts.trainer.release()
         await self._reap()
-        await self._give_back_provisions()
-        await self.recorder.flush_producer_samples()
-        await self.recorder.control(why, ending=ending)
+        await self._release_provisions()
+        await recorder.flush_producer_records()
+        await recorder.command(why, ending=ending)
         await workflow.wait_condition(workflow.all_handlers_finished)
 
     async def _final_checkpoint(self) -> None:
-        state = self.state
+        parts, state = self.parts, self.parts.state
+        step = state.step.committed
         attempts = 0
-        while self.settings.config.save_final_checkpoint and not state.saved:
+        while parts.config.save_final_checkpoint and not state.checkpoints.has(step):
             state.enter("finishing", "the final checkpoint")
             attempts += 1
             try:
-                saved = await save_checkpoint(self.trainer, state, state.step)
+                path = await parts.checkpoints.save_committed()
             except ActivityError as error:
                 cause = message_of(error)
                 state.note(f"final checkpoint, attempt {attempts}: {cause}")
                 if attempts >= SAVE_ATTEMPTS:
                     raise ApplicationError(
-                        f"the state of step {state.step} can't be saved: {cause}. The ledger has "
-                        "the step: `everburn resume` replays it from the checkpoint before",
+                        f"the state of step {step} can't be saved: {cause}. The ledger has the "
+                        "step: `everburn resume` replays it from the checkpoint before",
                         type="CheckpointFailed",
                         non_retryable=True,
                     ) from error
-            except LeaseLostError as loss:
+            except LeaseLostError as error:
                 attempts = 0
-                if not await self.recovery.recover(loss):
+                if not await self.recovery.recover(error):
                     return
             else:
-                remember(state, CheckpointAt(step=state.step, path=saved.path))
-                state.save_seconds[state.step] = saved.seconds
-                await self.recorder.control("final checkpoint", checkpoint=saved.path)
+                await parts.recorder.command("final checkpoint", checkpoint=path)
 
     async def _promote(self) -> None:
-        """Make a model of the final policy, as long as its session lives."""
-        state, model_id = self.state, self.settings.config.output_model_id
+        """Make a model of the final policy, while its session lives."""
+        state, trainer = self.parts.state, self.parts.trainer
+        model_id = self.parts.config.output_model_id
         attempt = 0
         again = False
         while model_id is not None and state.model is None:
             attempt += 1
             state.enter("promoting the final policy", f"model {model_id}")
             order = Promote(
-                lease=self.trainer.ref,
-                version=state.admission.version,
-                snapshot=state.snapshot,
+                lease=trainer.ref,
+                version=state.version,
+                snapshot=state.step.snapshot,
                 model_id=model_id,
                 attempt=attempt,
                 again=again,
             )
             try:
-                promoted: Promoted = await self.trainer.run(
-                    TrainerActivities.promote, order, f"promote {state.snapshot} to {model_id}"
+                promoted: Promoted = await trainer.run(
+                    TrainerActivities.promote, order, f"promote {order.snapshot} to {model_id}"
                 )
                 state.model = promoted.model
             except ActivityError as error:
@@ -143,49 +135,52 @@ class RunEnding:
                     ) from error
                 again = again or kind != PROMOTION_REFUSED
                 await workflow.sleep(backoff(attempt))
-            except LeaseLostError as loss:
+            except LeaseLostError as error:
                 again = True
-                if not await self.recovery.recover(loss):
+                if not await self.recovery.recover(error):
                     return
 
     async def _final_evaluation(self) -> None:
-        state = self.state
+        parts, state = self.parts, self.parts.state
         state.enter("finishing", "the evaluation of the current version")
-        while state.evaluating is not None or self.evaluations.wanted(state.admission.version):
-            await self.evaluations.start(state.admission.version)
-            await self.evaluations.finish(lambda: self.trainer.lost)
+        while state.evaluation.running is not None or parts.evaluations.wanted(state.version):
+            await parts.evaluations.start(state.version)
+            await parts.evaluations.finish(lambda: parts.trainer.lost)
             try:
-                self.trainer.check()
-            except LeaseLostError as loss:
-                if not await self.recovery.recover(loss):
+                parts.trainer.check()
+            except LeaseLostError as error:
+                if not await self.recovery.recover(error):
                     break
-        # Also where it had failed already, while the final checkpoint was saved.
-        await self.producer.settle_fatal()
+        # The evaluation may have failed earlier, while the final checkpoint was saved.
+        await parts.producer.settle_fatal()
 
     async def _end_groups(self) -> None:
-        state = self.state
-        await workflow.wait_condition(lambda: self.producer.settled)
-        self.producer.cancel_all()
+        parts = self.parts
+        await workflow.wait_condition(lambda: parts.producer.settled)
+        parts.producer.cancel_all()
         with contextlib.suppress(asyncio.TimeoutError):
-            await workflow.wait_condition(lambda: not state.out, timeout=GROUPS_END_TIMEOUT)
+            await workflow.wait_condition(
+                lambda: not parts.state.producer.out, timeout=GROUPS_END_TIMEOUT
+            )
 
-    async def _give_back_provisions(self) -> None:
-        """The trainer job and the deployment, where the run may have made them."""
-        made = self.recorder.owns_folder and self.state.epoch > 0
-        if not self.settings.config.dedicated or not made:
+    async def _release_provisions(self) -> None:
+        """Release the trainer job and the deployment, if the run may have created them."""
+        state = self.parts.state
+        created = self.parts.recorder.owns_folder and state.lease.lease_epoch > 0
+        if not self.parts.config.dedicated or not created:
             return
-        self.state.waiting_for = "the cleanup of trainer job and deployment"
-        problem = await clean_up(self.state.run)
+        state.wait_for("the cleanup of trainer job and deployment")
+        problem = await clean_up(state.run)
         if problem is not None:
-            self.state.note(problem)
+            state.note(problem)
 
     async def _reap(self) -> None:
-        """End what completions whose workers died have left behind."""
-        state = self.state
-        if not self.recorder.owns_folder:
-            return  # what is registered in it may be in use
+        """End what completions of dead workers have left behind."""
+        state, recorder = self.parts.state, self.parts.recorder
+        if not recorder.owns_folder:
+            return  # what is registered there may be in use by another run
         try:
-            left = await self.recorder.count_sandboxes()
+            left = await recorder.count_sandboxes()
             if left:
                 result: ReapResult = await workflow.execute_activity_method(
                     RolloutActivities.reap,

@@ -1,7 +1,7 @@
 """The first lease of a run: a trainer as the configuration starts it, saved and published.
 
-Owns what comes before the first step: waiting for a session, what the run starts from, `state-0`,
-which recovery can always come back to, and the initial policy. Doesn't own later leases
+Owns what comes before the first step: the wait for a session, the model that the run starts from,
+`state-0`, from which recovery can always start, and the initial policy. Doesn't own later leases
 (recovery.py).
 """
 
@@ -15,71 +15,72 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import CAPACITY, STORE, UNAVAILABLE, message_of
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
     from activities.trainer import TrainerActivities
-    from workflows.run.live_config import Settings
-    from workflows.run.producer import Producer
-    from workflows.run.recovery import Recovery, backoff, remember
-    from workflows.run.session import LeaseLostError, TrainerSession
-    from workflows.run.state import CheckpointAt, RunState
-    from workflows.run.step import save_checkpoint
+    from workflows.run.parts import RunParts
+    from workflows.run.recovery import Recovery, backoff
+    from workflows.run.session import LeaseLostError
 
 START_PATIENCE = 120.0
-"""Seconds for a service or a store that doesn't answer to be back, before the first session is had:
-it may be starting. A name or address that is wrong isn't waited for any longer."""
+"""Seconds that a service or a store may not answer before the first session: it may be starting. A
+wrong name or address isn't waited for any longer."""
 WAITS_FOR = {CAPACITY: "capacity", UNAVAILABLE: "the training service", STORE: "the store"}
-"""What a session is asked for again over; capacity for as long as it takes."""
+"""Failures after which a session is requested again; after CAPACITY without limit."""
 
 
 @dataclass
 class FirstLease:
-    state: RunState
-    settings: Settings
-    trainer: TrainerSession
-    producer: Producer
+    parts: RunParts
     recovery: Recovery
 
     async def acquire(self) -> None:
-        """A session, its initial state saved, its policy published: a place to come back to.
+        """Open a session, save its initial state, publish its policy.
 
         Raises:
             LeaseLostError: no session was available.
             ApplicationError: the service ends each session, and the run doesn't hold.
         """
-        state = self.state
         attempts = 0
         deadline = workflow.time() + START_PATIENCE
         while True:
             try:
-                state.enter("acquiring a trainer", "a trainer worker that opens a session")
-                await self.trainer.acquire()
-                await self._load_origin()
-                state.enter("saving the initial state", "checkpoint state-0")
-                saved = await save_checkpoint(self.trainer, state, step=0)
-                state.enter("publishing the initial policy", "sampler weights")
-                await self._publish_initial()
-                remember(state, CheckpointAt(step=0, path=saved.path))
+                await self._begin()
                 return
-            except LeaseLostError as loss:
-                self.recovery.count(loss)
-                await self.trainer.abandon(loss)
-                if self.recovery.takes_for_fatal(loss):
-                    await self.producer.settle_fatal()
-                elif loss.kind in WAITS_FOR and (
-                    loss.kind == CAPACITY or workflow.time() < deadline
-                ):
-                    # Capacity may take days; nothing is held meanwhile.
-                    state.enter(f"waiting for {WAITS_FOR[loss.kind]}", f"a trainer session: {loss}")
+            except LeaseLostError as error:
+                self.recovery.count(error)
+                await self.parts.trainer.abandon(error)
+                waits = error.kind == CAPACITY or workflow.time() < deadline
+                if self.recovery.takes_for_fatal(error):
+                    await self.parts.producer.settle_fatal()
+                elif error.kind in WAITS_FOR and waits:
+                    phase = f"waiting for {WAITS_FOR[error.kind]}"
+                    self.parts.state.enter(phase, f"a trainer session: {error}")
                     await workflow.sleep(backoff(attempts))
                     attempts += 1
-                elif state.grant is None:
+                elif not self.parts.trainer.granted:
                     raise
-                elif self.recovery.suspects_step(loss):
-                    await self.producer.settle_fatal()
+                elif self.recovery.suspects_step(error):
+                    await self.parts.producer.settle_fatal()
                 else:
                     await self.recovery.pause()
 
+    async def _begin(self) -> None:
+        state, trainer = self.parts.state, self.parts.trainer
+        state.enter("acquiring a trainer", "a trainer worker that opens a session")
+        await trainer.acquire()
+        await self._load_origin()
+        state.enter("saving the initial state", "checkpoint state-0")
+        saved = await self.parts.checkpoints.save(step=0)
+        state.enter("publishing the initial policy", "sampler weights")
+        published: Published = await trainer.run(
+            TrainerActivities.publish,
+            Publish(lease=trainer.ref, version=state.version),
+            "publish the initial policy, v0",
+        )
+        state.step.publish(published.snapshot, workflow.time())
+        state.checkpoints.remember(0, saved.path)
+
     async def _load_origin(self) -> None:
-        """What the run's configuration starts from, where that isn't the base model."""
-        config, lease = self.settings.config, self.trainer.ref
+        """Load what the configuration starts from, unless that is the base model."""
+        config, lease = self.parts.config, self.parts.trainer.ref
         if config.init_from_checkpoint is not None:
             field, path = "init_from_checkpoint", config.init_from_checkpoint
             activity: Any = TrainerActivities.load_checkpoint
@@ -89,20 +90,12 @@ class FirstLease:
             activity, order = TrainerActivities.load_adapter, LoadAdapter(lease=lease, path=path)
         else:
             return
-        self.state.enter("loading what the run starts from", path)
+        self.parts.state.enter("loading what the run starts from", path)
         try:
-            await self.trainer.run(activity, order, f"load {path}")
+            await self.parts.trainer.run(activity, order, f"load {path}")
         except ActivityError as error:
-            cause = message_of(error)
             raise ApplicationError(
-                f"{field} can't be used: {cause}", type="OriginRefused", non_retryable=True
+                f"{field} can't be used: {message_of(error)}",
+                type="OriginRefused",
+                non_retryable=True,
             ) from error
-
-    async def _publish_initial(self) -> None:
-        published: Published = await self.trainer.run(
-            TrainerActivities.publish,
-            Publish(lease=self.trainer.ref, version=self.state.admission.version),
-            "publish the initial policy, v0",
-        )
-        self.state.snapshot = published.snapshot
-        self.state.published_at = workflow.time()

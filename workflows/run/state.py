@@ -1,20 +1,19 @@
-"""The run's whole state: what continue-as-new carries from one execution to the next.
+"""The run's state: what continue-as-new carries from one execution to the next.
 
-One pydantic object over the scheduler's state machines. Versioned by its schema: a worker brings an
-older state up to date, and where it can't read one the run fails and says so: it can be resumed
-from its folder.
+One model per module that writes it; other modules read it, or call that module. A worker that
+can't read a state fails the run and says so: the run can be resumed from its folder.
 """
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from activities.messages import LeaseGrant, ProducerSample
+from activities.messages import LeaseGrant
 from everburn.config import RunConfig
 from everburn.records.ids import GroupKey, RewardSum, RunRef
+from everburn.records.metrics import Record
 from everburn.records.run_folder import Origin
 from everburn.scheduling.admission import Admission
 from everburn.scheduling.breaker import CircuitBreaker
@@ -23,49 +22,21 @@ from everburn.scheduling.gauges import Gauges
 from everburn.scheduling.queue import GroupQueue
 from workflows.messages import LeaseEnded, Recovered, RolloutsFailed
 
-STATE_SCHEMA = 4
-"""Grows with every change after which an older state can't be read as it is."""
+STATE_SCHEMA = 1
+"""Increased by every change after which an older state can't be read."""
 MAX_NOTES = 10
-MAX_NOTE = 300
 MAX_SAVES = 10
 _NUMBERED = re.compile(r"\w*\d\w*")
 """Words with a digit: the ids of sessions and requests, steps, lease epochs."""
 NO_PROGRESS = 300.0
-"""Seconds without any progress after which the run says so."""
+"""Seconds without progress after which the run counts as stalled."""
 
 
-def _from_1(state: dict[str, Any]) -> dict[str, Any]:
-    """What the run was told waited in the state for the next commit, and is kept in files now. The
-    breaker counted all failures, too."""
-    state["breaker"] = {k: v for k, v in state["breaker"].items() if k != "failures_total"}
-    told = state.pop("changes", {}), [control["what"] for control in state.pop("controls", [])]
-    if any(told):
-        notes = state.get("notes", [])
-        state["notes"] = [*notes, f"told before an upgrade, and not recorded: {told}"[:MAX_NOTE]]
-    return state
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
-def _from_2(state: dict[str, Any]) -> dict[str, Any]:
-    """The text of a standstill was kept; it follows from when anything moved last."""
-    state.pop("standstill", None)
-    return state
-
-
-def _from_3(state: dict[str, Any]) -> dict[str, Any]:
-    """Every lease failure counted against the step, whatever caused it."""
-    state.pop("losses", None)
-    return state
-
-
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    1: _from_1,
-    2: _from_2,
-    3: _from_3,
-}
-"""From each older schema to the one after it."""
-
-
-class GroupOut(BaseModel):
+class GroupOut(Part):
     """A group whose child workflow runs; `released` of its completions have ended."""
 
     attempt: int
@@ -73,44 +44,17 @@ class GroupOut(BaseModel):
     released: int = 0
 
 
-class CheckpointAt(BaseModel):
-    """An eligible checkpoint: trainer state and run state of the same step."""
-
-    step: int
-    path: str
-
-
-class SaveTries(BaseModel):
-    """How often a step's state was tried to be saved under one lease."""
-
-    step: int
-    epoch: int
-    count: int = 0
-
-
-class Sent(BaseModel):
-    """What earlier executions have sent of the next step's batch, where it was collected for longer
-    than one."""
-
-    parts: list[str] = Field(default_factory=list)
-    """The groups of each submission."""
-    since: float | None = None
-    """When the first was sent."""
-    busy: float = 0.0
-    """Seconds in which the trainer had any of them."""
-
-
-class RowHistory(BaseModel):
-    """A row that was begun more than once, until its fate is final."""
+class RowHistory(Part):
+    """A row that was issued more than once, until its outcome is final."""
 
     attempts: int
-    """Begun so far; the next attempt takes this number. Never reused."""
+    """Attempts so far, and the number of the next one."""
     incomplete: int = 0
-    """How many of them ended below min_group_size."""
+    """Attempts that ended below min_group_size."""
 
 
-class Counters(BaseModel):
-    """Monotone counters of the producer."""
+class Counters(Part):
+    """Monotonic counters of the producer."""
 
     rows_submitted: int = 0
     rows_accepted: int = 0
@@ -123,22 +67,106 @@ class Counters(BaseModel):
     incomplete_group_retries: int = 0
 
 
-class LeaseFailures(BaseModel):
-    """Leases that failed one after the other since the last committed step, or since a person
-    resumed the run. Leases that failed while the run only collected, paused or evaluated don't
-    count."""
+class ProducerState(Part):
+    """Rows in flight and accepted groups. Written by producer.py; step.py takes submissions out of
+    the queue."""
 
+    admission: Admission
+    cursor: Cursor
+    queue: GroupQueue
+    breaker: CircuitBreaker = Field(default_factory=CircuitBreaker)
+    gauges: Gauges
+    counters: Counters = Field(default_factory=Counters)
+    out: dict[int, GroupOut] = Field(default_factory=dict)
+    """Groups in flight, by cursor."""
+    first_attempt: int = 0
+    """The number of a row's first attempt in this incarnation."""
+    retries: list[int] = Field(default_factory=list)
+    """Rows with a reservation whose next attempt waits for free calls."""
+    histories: dict[int, RowHistory] = Field(default_factory=dict)
+    """By cursor, of rows that were issued more than once."""
+    rejected: RewardSum = RewardSum()
+    """Completions of rows rejected since the last commit."""
+    reused_rollouts: int = 0
+    """Completions that used what an earlier attempt had finished."""
+    sampled_at: float = 0.0
+    """When the last record of the producer stream was made."""
+
+    @property
+    def batch_sealed(self) -> bool:
+        """Full, or as full as it will get: no row is left and none is in flight."""
+        if self.queue.full:
+            return True
+        dry = self.cursor.exhausted and not self.out and not self.retries
+        return dry and bool(self.queue.batch)
+
+    @property
+    def rows_done(self) -> bool:
+        """Whether nothing is left to train."""
+        idle = not self.out and not self.retries and not self.queue.groups
+        return self.cursor.exhausted and idle
+
+
+class Sent(Part):
+    """Submissions of the next step that earlier executions have sent."""
+
+    submissions: list[list[GroupKey]] = Field(default_factory=list)
+    since: float | None = None
+    """When the first was sent."""
+    busy: float = 0.0
+    """Seconds in which the trainer had any of them."""
+
+
+class StepState(Part):
+    """Committed steps, and the one being trained. Written by step.py."""
+
+    committed: int = 0
+    """The last committed optimizer step."""
+    sent: Sent = Field(default_factory=Sent)
+    attempts: int = 0
+    """Leases under which the next step was begun."""
+    attempted_under: int = 0
+    """The last of them, by its lease epoch."""
+    snapshot: str = ""
+    """Of the current policy version."""
+    published_at: float = 0.0
+    seconds: float | None = None
+    """Between the last two publications."""
+    reward: float | None = None
+    """Mean reward of the last committed step."""
+
+    def publish(self, snapshot: str, now: float) -> None:
+        self.snapshot, self.published_at = snapshot, now
+
+
+class LeaseState(Part):
+    """The current lease. Written by session.py."""
+
+    lease_epoch: int = 0
+    """Of the last lease that was requested; never reused."""
+    grant: LeaseGrant | None = None
+    end: LeaseEnded | None = None
+    """How the current lease ended, once it has."""
+    sessions: int = 0
+    """Leases that were granted since the run's start or resumption."""
+
+
+class LeaseFailures(Part):
+    """Consecutive lease failures since step `since` was committed, or since a person resumed the
+    run. A lease that fails while the run only collects, pauses or evaluates doesn't count."""
+
+    since: int = 0
     in_a_row: int = 0
-    """With an operation in flight, or during a recovery: recoveries back off by it."""
+    """With an operation in flight, or during a recovery: determines the pause before the next."""
     interrupted: int = 0
     """With an operation of the step in flight."""
     answered: int = 0
-    """In a row, because the service answered with the same failure."""
+    """In a row, with the same error of the service."""
     answer: str = ""
-    """That failure, without what differs between leases."""
+    """That error, without what differs between leases."""
 
     def count(self, answer: str | None, *, in_flight: bool) -> None:
-        """Count a failed lease. answer: the failure that the service answered with, if it did."""
+        """answer: the error of the service, if it answered."""
         self.in_a_row += 1
         self.interrupted += in_flight
         if answer is not None:
@@ -149,14 +177,109 @@ class LeaseFailures(BaseModel):
             self.answered, self.answer = 0, ""
 
 
-class Fatal(BaseModel):
-    """What ends the run; `group` if a rollout was the cause."""
+class RecoveryState(Part):
+    """Written by recovery.py."""
+
+    failures: LeaseFailures = Field(default_factory=LeaseFailures)
+    redone_steps: int = 0
+    reused_rollouts: int = 0
+    """Completions of interrupted batches, which are trained without sampling again."""
+    seconds: float = 0.0
+
+
+class CheckpointAt(Part):
+    """An eligible checkpoint: trainer state and run state of the same step."""
+
+    step: int
+    path: str
+
+
+class SaveAttempts(Part):
+    """How often a step's state was saved under one lease."""
+
+    step: int
+    lease_epoch: int
+    count: int = 0
+
+
+class CheckpointState(Part):
+    """Written by checkpoints.py."""
+
+    last: str | None = None
+    """The path that was saved last, eligible or not."""
+    saved: list[str] = Field(default_factory=list)
+    """The last paths, each with its step, for people."""
+    eligible: list[CheckpointAt] = Field(default_factory=list)
+    """Where recovery may start from, oldest first: state-0 and the last few."""
+    attempts: SaveAttempts | None = None
+    seconds: dict[int, float] = Field(default_factory=dict)
+    """By step, of saves after the step was committed; not yet recorded."""
+    requested: bool = False
+    """Whether a person waits for a checkpoint."""
+    error: str | None = None
+    """Why the last requested checkpoint couldn't be saved."""
+
+    def note_saved(self, step: int, path: str) -> None:
+        self.last = path
+        self.saved = [*self.saved, f"step {step}: {path}"][-MAX_SAVES:]
+
+    def remember(self, step: int, path: str) -> None:
+        """The checkpoint is eligible; keep the first and the last few."""
+        self.eligible = [
+            *self.eligible[:1],
+            *self.eligible[1:][-2:],
+            CheckpointAt(step=step, path=path),
+        ]
+
+    def answer(self, error: str | None) -> None:
+        """End the wait for a requested checkpoint, if there is one."""
+        if self.requested:
+            self.requested, self.error = False, error
+
+    def has(self, step: int) -> bool:
+        return bool(self.eligible) and self.eligible[-1].step == step
+
+
+class EvaluationState(Part):
+    """Written by evaluations.py."""
+
+    running: int | None = None
+    """The version whose evaluation runs."""
+    last: int | None = None
+    """The last version whose evaluation was started."""
+    metrics: dict[int, dict[str, float]] = Field(default_factory=dict)
+    """Of the first and the last evaluation, by version."""
+
+
+class RecorderState(Part):
+    """Written by recorder.py."""
+
+    next_command: int = 0
+    """Commands with lower numbers are written, except possibly one whose write was cancelled."""
+    committed_commands: int = 0
+    """Commands with lower numbers are in the ledger."""
+    producer_records: list[Record] = Field(default_factory=list)
+    """Not yet written."""
+    producer_index: int = 0
+    """Of the next one."""
+
+
+class CommandState(Part):
+    """What a person wants of the run. Written by train_run.py."""
+
+    paused: bool = False
+    stop: bool = False
+    drain: bool = False
+
+
+class Fatal(Part):
+    """What ends or holds the run; `group` if a rollout was the cause."""
 
     error: str
     error_type: str
     group: GroupKey | None = None
     rollouts: RolloutsFailed | None = None
-    """Where the cause is one of them, or an evaluation's."""
+    """If failed rollouts, or those of an evaluation, are the cause."""
     infrastructure: bool = False
     """Whether the service is the cause: only `on_fatal = "fail"` lets it end the run."""
     holds: bool = False
@@ -164,160 +287,86 @@ class Fatal(BaseModel):
 
     @property
     def held(self) -> str:
-        """What is answered to who wants something of a run that it holds."""
+        """The answer to a request that a held run can't fulfil."""
         return f"the run is held: {self.error}; resume, skip_row or stop it first"
 
 
-class RunState(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class RunState(Part):
     schema_version: int = STATE_SCHEMA
     run: RunRef
-    life: int = 0
+    incarnation: int = 0
     """How often the run, or the past that a fork took over, was resumed or forked."""
     origin: Origin | None = None
     """Where a fork comes from."""
-    phase: str = "starting"
-    waiting_for: str = ""
     started_at: float
     search_attributes: bool = False
-    notes: list[str] = Field(default_factory=list)
-
-    # Producer
-    admission: Admission
-    cursor: Cursor
-    queue: GroupQueue
-    breaker: CircuitBreaker = Field(default_factory=CircuitBreaker)
-    gauges: Gauges
-    counters: Counters = Field(default_factory=Counters)
-    out: dict[int, GroupOut] = Field(default_factory=dict)
-    """By cursor."""
-    first_attempt: int = 0
-    """The number of a row's first attempt in this life."""
-    retries: list[int] = Field(default_factory=list)
-    """Rows with a reservation whose next attempt waits for free calls."""
-    again: dict[int, RowHistory] = Field(default_factory=dict)
-    """By cursor; rows begun once and never again aren't in it."""
-    rejected: RewardSum = RewardSum()
-    """Completions of rows rejected since the last commit."""
-    producer_samples: list[ProducerSample] = Field(default_factory=list)
-    """Not yet written."""
-    producer_index: int = 0
-    producer_sample_at: float = 0.0
-
-    # Steps
-    step: int = 0
-    """The last committed optimizer step."""
-    sent: Sent = Field(default_factory=Sent)
-    published_at: float = 0.0
-    snapshot: str = ""
-    reward: float | None = None
-    step_seconds: float | None = None
-    checkpoint: str | None = None
-    """What was saved last, eligible or not."""
-    saves: list[str] = Field(default_factory=list)
-    """The last checkpoints, as people are told of them."""
-    tries: SaveTries | None = None
-    """Of the last step that was tried to be saved."""
-    save_seconds: dict[int, float] = Field(default_factory=dict)
-    """What it took to save committed steps that were asked for, or the last; not yet written."""
-    model: str | None = None
-    """What the final policy was promoted to."""
-    checkpoints: list[CheckpointAt] = Field(default_factory=list)
-    """Those that recovery may start from, oldest first: state-0 and the last few."""
-
-    # Lease
-    epoch: int = 0
-    """Of the last lease that was asked for; never reused."""
-    leases: int = 0
-    """Sessions had, since the run's start or resumption."""
-    grant: LeaseGrant | None = None
-    lease_end: LeaseEnded | None = None
-    """How the current lease ended, once it has."""
-    lease_failures: LeaseFailures = Field(default_factory=LeaseFailures)
-    attempts: int = 0
-    """Leases under which the next step was begun."""
-    attempted_under: int = 0
-    """The last of them, by its epoch."""
-    redone_steps: int = 0
-    reused_rollouts: int = 0
-    recovery_seconds: float = 0.0
-
-    # Evaluation
     evaluation_rows: int = 0
-    evaluating: int | None = None
-    """The version whose evaluation runs."""
-    evaluated: int | None = None
-    """The last version that an evaluation was started for."""
-    evaluations: dict[int, dict[str, float]] = Field(default_factory=dict)
-    """Metrics of the first and the last evaluation."""
-
-    progress_at: float = 0.0
+    """Held-out rows; 0 for an evaluation function."""
+    phase: str = "starting"
+    waiting_for: str = ""
+    notes: list[str] = Field(default_factory=list)
+    progress_at: float
     """When anything moved last."""
-    looked_at: float | None = None
-    """When the watchdog has looked last; at first, when the run began. None by an older build."""
-
-    # Controls
-    paused: bool = False
-    checkpoint_wanted: bool = False
-    """A person asked for a checkpoint of the last committed step, or of the next."""
-    checkpoint_error: str | None = None
-    """Why the last one that was wanted couldn't be saved."""
-    told: int = 0
-    """The number of the next control in this life; those before are written, but for one over
-    which the run was cancelled."""
-    told_committed: int = 0
-    """The first that no committed step has followed."""
-    stop: bool = False
-    drain: bool = False
+    checked_at: float
+    """The watchdog's last check; at first, the run's start."""
     fatal: Fatal | None = None
+    model: str | None = None
+    """The model that the final policy was promoted to."""
+
+    producer: ProducerState
+    step: StepState
+    lease: LeaseState = Field(default_factory=LeaseState)
+    recovery: RecoveryState = Field(default_factory=RecoveryState)
+    checkpoints: CheckpointState = Field(default_factory=CheckpointState)
+    evaluation: EvaluationState = Field(default_factory=EvaluationState)
+    recorder: RecorderState = Field(default_factory=RecorderState)
+    commands: CommandState = Field(default_factory=CommandState)
 
     @classmethod
     def initial(cls, run: RunRef, config: RunConfig, now: float) -> "RunState":
-        """A run that hasn't looked at its rows yet."""
+        """A run before its rows are counted."""
         return cls(
             run=run,
             started_at=now,
-            published_at=now,
             progress_at=now,
-            looked_at=now,
-            admission=Admission(
-                group=config.completions_per_prompt,
-                batch=config.batch_samples,
-                max_head_offpolicy_versions=config.max_head_offpolicy_versions,
-                concurrency=config.max_concurrency_rollout_sample,
+            checked_at=now,
+            producer=ProducerState(
+                admission=Admission(
+                    group=config.completions_per_prompt,
+                    batch=config.batch_samples,
+                    max_head_offpolicy_versions=config.max_head_offpolicy_versions,
+                    concurrency=config.max_concurrency_rollout_sample,
+                ),
+                cursor=Cursor(total=0),
+                queue=GroupQueue(batch_size=config.prompt_groups_per_step),
+                gauges=Gauges.starting(now),
             ),
-            cursor=Cursor(total=0),
-            queue=GroupQueue(batch_size=config.prompt_groups_per_step),
-            gauges=Gauges.starting(now),
+            step=StepState(published_at=now),
         )
 
     @model_validator(mode="before")
     @classmethod
-    def _up_to_date(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        schema = values.get("schema_version", STATE_SCHEMA)
-        if schema != STATE_SCHEMA and schema not in MIGRATIONS:
-            known = sorted((STATE_SCHEMA, *MIGRATIONS), reverse=True)
+    def _check_schema(cls, values: Any) -> Any:
+        schema = values.get("schema_version", STATE_SCHEMA) if isinstance(values, dict) else None
+        if schema not in (None, STATE_SCHEMA):
             raise ValueError(
-                f"the run's state has schema {schema}, and this worker reads "
-                f"{', '.join(map(str, known))}. Nothing is lost: go on with `everburn resume`"
+                f"the run's state has schema {schema}, and this worker reads {STATE_SCHEMA}. "
+                "Nothing is lost: continue with `everburn resume`"
             )
-        for older in range(schema, STATE_SCHEMA):
-            values = MIGRATIONS[older](dict(values)) | {"schema_version": older + 1}
         return values
 
-    def restart_step(self) -> None:
-        """The next step starts anew: nothing of its batch has been sent."""
-        self.queue.restart()
-        self.sent = Sent()
+    def enter(self, phase: str, waiting_for: str = "") -> None:
+        """Set the run's phase, and what it waits for."""
+        self.phase, self.waiting_for = phase, waiting_for
+
+    def wait_for(self, what: str) -> None:
+        """Set what the run waits for within its phase."""
+        self.enter(self.phase, what)
 
     def progressed(self, now: float) -> None:
-        """Something has moved."""
         self.progress_at = now
 
-    def standstill(self, now: float) -> str:
+    def stall(self, now: float) -> str:
         """What the run waits for, and since when, if nothing has moved for long; else empty."""
         if not self.waiting_for or now - self.progress_at < NO_PROGRESS:
             return ""
@@ -326,65 +375,40 @@ class RunState(BaseModel):
             f"nothing has moved since {since:%Y-%m-%d %H:%M:%S} UTC; waiting for {self.waiting_for}"
         )
 
-    def enter(self, phase: str, waiting_for: str = "") -> None:
-        """What the run does from now on, and what it waits for over it."""
-        self.phase, self.waiting_for = phase, waiting_for
-
     def note(self, text: str) -> None:
-        """Something a person should know; the last few are kept."""
-        self.notes = [*self.notes, text[:MAX_NOTE]][-MAX_NOTES:]
+        """Add what a person should know; the last few notes are kept."""
+        self.notes = [*self.notes, text][-MAX_NOTES:]
 
-    def refuse_checkpoint(self, why: str) -> None:
-        """Nobody need wait for the checkpoint that was asked for, if one was."""
-        if self.checkpoint_wanted:
-            self.checkpoint_error, self.checkpoint_wanted = why, False
+    def fail(self, fatal: Fatal) -> None:
+        """Set the run's fatal error; the first one stays."""
+        self.fatal = self.fatal or fatal
 
-    def note_saved(self, step: int, path: str) -> None:
-        """A checkpoint has been saved: people want its full path."""
-        self.checkpoint = path
-        self.saves = [*self.saves, f"step {step}: {path}"][-MAX_SAVES:]
-
-    def next_save(self, step: int) -> int:
-        """The number of the next attempt to save a step: 1, 2, ... under each lease."""
-        tries = self.tries
-        if tries is None or (tries.step, tries.epoch) != (step, self.epoch):
-            tries = SaveTries(step=step, epoch=self.epoch)
-        self.tries = tries.model_copy(update={"count": tries.count + 1})
-        return self.tries.count
+    def restart_step(self) -> None:
+        """The next step starts again: nothing of its batch has been sent."""
+        self.producer.queue.restart()
+        self.step.sent = Sent()
 
     @property
-    def recovered(self) -> Recovered | None:
-        """What was lost and got back so far; None while nothing was."""
-        if self.leases <= 1 and not self.reused_rollouts:
-            return None
-        return Recovered(
-            leases=self.leases,
-            redone_steps=self.redone_steps,
-            reused_rollouts=self.reused_rollouts,
-            seconds=self.recovery_seconds,
-        )
-
-    @property
-    def batch_sealed(self) -> bool:
-        """Full, or as full as it will get: rows have run out and nothing is in flight."""
-        if self.queue.full:
-            return True
-        dry = self.cursor.exhausted and not self.out and not self.retries
-        return dry and bool(self.queue.batch)
-
-    @property
-    def rows_done(self) -> bool:
-        """Whether there is nothing left to train."""
-        idle = not self.out and not self.retries and not self.queue.groups
-        return self.cursor.exhausted and idle
-
-    @property
-    def saved(self) -> bool:
-        """Whether the last committed step has a checkpoint."""
-        return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
+    def version(self) -> int:
+        """The policy version that is served."""
+        return self.producer.admission.version
 
     @property
     def stopping(self) -> bool:
         """Whether a stop takes effect now; with `drain` it waits for rollouts in flight."""
-        awaited = self.out or (self.retries and not self.paused)
-        return self.stop and not (self.drain and awaited)
+        commands, producer = self.commands, self.producer
+        awaited = producer.out or (producer.retries and not commands.paused)
+        return commands.stop and not (commands.drain and awaited)
+
+    @property
+    def recovered(self) -> Recovered | None:
+        """What was lost and recovered so far; None if nothing was."""
+        reused = self.producer.reused_rollouts + self.recovery.reused_rollouts
+        if self.lease.sessions <= 1 and not reused:
+            return None
+        return Recovered(
+            leases=self.lease.sessions,
+            redone_steps=self.recovery.redone_steps,
+            reused_rollouts=reused,
+            seconds=self.recovery.seconds,
+        )

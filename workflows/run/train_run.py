@@ -1,19 +1,18 @@
 """TrainRun: one training run, from its configuration to its result.
 
-Owns the run's life (start, steps, end, cleanup), its messages and its status. Wires the parts that
-own the rest: producer, optimizer step, trainer session, evaluations, recorder. Its id is the run's
-id; `temporal workflow start --type TrainRun --input-file run.json` is all it takes.
+Owns the run's life (start, steps, end, cleanup) and its messages. Wires the parts that own the
+rest. Its id is the run's id; `temporal workflow start --type TrainRun --input-file run.json` is all
+it takes.
 """
 
 import asyncio
 import contextlib
 import itertools
-import math
 from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeUpdate
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -26,7 +25,6 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import STORE_FULL, message_of
     from activities.messages import Prepared
     from activities.rollouts import RolloutActivities
-    from activities.search_attributes import POLICY_VERSION, REWARD, RUN, STEP
     from everburn.config import ConfigError, RunConfig, parse_config, reconfigured
     from everburn.records.commands import Ending
     from everburn.records.ids import RunRef
@@ -43,27 +41,25 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.queues import ROLLOUT_QUEUE
     from workflows.reset_guard import ResetGuard
-    from workflows.run.evaluations import Evaluations
-    from workflows.run.live_config import Settings
-    from workflows.run.producer import Producer
-    from workflows.run.recorder import Recorder
+    from workflows.run.live_config import LiveConfig
+    from workflows.run.parts import RunParts
     from workflows.run.recovery import Recovery, backoff
-    from workflows.run.session import LeaseLostError, TrainerSession
+    from workflows.run.session import LeaseLostError
     from workflows.run.shutdown import RunEnding
     from workflows.run.start import FirstLease
     from workflows.run.state import RunState
-    from workflows.run.step import OptimizerStep, Outcome
-    from workflows.run.ui import describe
+    from workflows.run.step import OptimizerStep, Taken
+    from workflows.run.ui import RunPage, result_of, status_of
     from workflows.run.watchdog import Watchdog
 
 MAX_HISTORY = 3_000
-"""Events after which the run continues as new once it has taken a step: replay costs 0.4 ms per
-event, and it is part of every recovery."""
+"""Events after which the run continues as new between steps: replay costs 0.4 ms per event, and it
+is part of every recovery."""
 FINISHING = "the run is ending: it saves its final state by itself, and nothing else can change"
 UNWINDING = "the run is ending: it was cancelled, or has failed, and saves nothing any more"
 PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
 FULL_WAIT = timedelta(seconds=5)
-"""Before a task is prepared again for which there was no space."""
+"""Before a task is prepared again after the store was full."""
 
 
 @workflow.defn
@@ -72,38 +68,30 @@ class TrainRun:
     def __init__(self, config: Any = None, state: RunState | None = None) -> None:
         self._config_error: str | None = None
         self._guard = ResetGuard(self._halt)
-        self._shown: tuple[int, float | None] | None = None
         self._ending: str | None = None
-        """What is answered to who wants a change, once the run ends."""
+        """Why a command is refused, once the run ends."""
         try:
-            self._settings = Settings(parse_config(config))
+            live = LiveConfig(parse_config(config))
         except ConfigError as error:
-            # Failing here would fail the workflow task, for ever; `run` fails the run instead.
+            # Raised here, it would fail the workflow task forever; `run` fails the run instead.
             self._config_error = str(error)
             return
-        run = RunRef(store=self._config.store, id=workflow.info().workflow_id)
-        self._state = state or RunState.initial(run, self._config, workflow.time())
-        self._wire(self._settings, self._state)
-
-    @property
-    def _config(self) -> RunConfig:
-        return self._settings.config
-
-    def _wire(self, settings: Settings, state: RunState) -> None:
-        self._recorder = Recorder(state)
-        self._producer = Producer(state, settings)
-        self._trainer = TrainerSession(state, settings.config)
-        self._evaluations = Evaluations(state, settings, self._recorder)
-        self._watchdog = Watchdog(
-            state, self._producer, self._trainer, self._evaluations, self._recorder
-        )
-        self._recovery = Recovery(state, settings, self._trainer, self._producer, self._evaluations)
+        run = RunRef(store=live.config.store, id=workflow.info().workflow_id)
+        self._state = state or RunState.initial(run, live.config, workflow.time())
+        self._parts = RunParts.wired(self._state, live)
+        self._recovery = Recovery(self._parts)
+        self._watchdog = Watchdog(self._parts)
+        self._page = RunPage(self._state)
         if self._guard.was_reset:
             self._halt()
 
+    @property
+    def _config(self) -> RunConfig:
+        return self._parts.config
+
     @workflow.run
     async def run(self, config: Any = None, state: RunState | None = None) -> RunResult:
-        """Train to the end of the rows, or to a stop.
+        """Train until the rows are done, or the run is stopped.
 
         config: a RunConfig as JSON. state: of the execution that this one continues; without a
         lease it was rebuilt from the folder of a run that had ended.
@@ -115,23 +103,23 @@ class TrainRun:
             raise ApplicationError(self._config_error, type="InvalidConfig", non_retryable=True)
         self._guard.watch()
         beginning = None
-        if state is None or state.grant is None:
-            # Before its company: what is asked of the server first is the folder.
-            beginning = asyncio.create_task(self._begin(config, anew=state is None))
-        company = [
-            asyncio.create_task(self._narrate()),
+        if state is None or state.lease.grant is None:
+            # First of all tasks, so that the folder is the first thing that is asked of the server.
+            beginning = asyncio.create_task(self._begin(config, first=state is None))
+        background = [
+            asyncio.create_task(self._page.keep()),
             asyncio.create_task(self._watchdog.watch()),
         ]
         try:
             if beginning is None:
-                self._producer.start()
+                self._parts.producer.start()
                 begun = True
             else:
                 begun = await self._has_begun(beginning)
             if begun:
                 await self._train()
             await self._finish(begun)
-            return self._result()
+            return result_of(self._state)
         except workflow.ContinueAsNewError:
             raise
         except (Exception, asyncio.CancelledError) as error:
@@ -139,92 +127,77 @@ class TrainRun:
                 await self._unwind(error)
             if self._guard.was_reset:
                 raise self._guard.error() from None
-            failure = self._failure(error)
+            failure = _failure(error)
             if failure is error:
-                # As it is: it keeps its own cause, by which a cancellation is told.
+                # Raised as it is, with its own cause: that identifies a cancellation.
                 raise
             raise failure from error
         finally:
-            for task in company:
+            for task in background:
                 task.cancel()
 
     def _halt(self) -> None:
         if self._config_error is None:
-            self._producer.halt()
-            self._recorder.halt()
+            self._parts.producer.halt()
+            self._parts.recorder.halt()
 
     # Life
 
-    async def _begin(self, config: dict[str, object], *, anew: bool) -> None:
-        """Everything before the first step."""
-        problem = self._config.origin_problem() if anew else None
+    async def _begin(self, config: dict[str, object], *, first: bool) -> None:
+        """Everything before the first step. first: whether the run isn't resumed or forked."""
+        problem = self._config.origin_problem() if first else None
         if problem is not None:
             raise ApplicationError(problem, type="InvalidConfig", non_retryable=True)
-        self._state.enter("starting" if anew else "resuming", "the run's folder")
+        state, parts = self._state, self._parts
+        state.enter("starting" if first else "resuming", "the run's folder")
         await self._take_folder(config)
-        await (self._start() if anew else self._resume())
+        state.enter("preparing" if first else "resuming", "a rollout worker that loads the task")
+        prepared = await self._prepare()
+        for note in prepared.notes:
+            state.note(note)
+        state.evaluation_rows = prepared.evaluation_rows
+        if first:
+            parts.producer.expect_rows(prepared.rows * self._config.epochs)
+            await FirstLease(parts, self._recovery).acquire()
+            parts.producer.record_sample(force=True)
+            parts.producer.start()
+        else:
+            await self._recovery.restore(LeaseLostError("the run was resumed", "Resumed"))
+            await parts.producer.settle_fatal()
+            state.step.publish(state.step.snapshot, workflow.time())
+            parts.producer.record_sample(force=True)
+        await parts.evaluations.start_first(state.version)
 
     async def _has_begun(self, beginning: "asyncio.Task[None]") -> bool:
-        """Wait for the beginning; false if the run was stopped over it."""
+        """Wait for the beginning; false if the run was stopped meanwhile."""
         state = self._state
         try:
-            await workflow.wait_condition(lambda: beginning.done() or state.stop)
+            await workflow.wait_condition(lambda: beginning.done() or state.commands.stop)
         finally:
             stopped = not beginning.done()
             beginning.cancel()
             await workflow.wait([beginning])
         if stopped:
-            self._recorder.give_up()
+            self._parts.recorder.give_up()
             state.note("stopped before it began to train")
             return False
         await beginning
         return True
 
     async def _take_folder(self, config: dict[str, object]) -> None:
-        """However long it can't be written: what is waited for says why."""
+        """Wait until the folder can be written; the status says why it can't."""
         for attempts in itertools.count():
             try:
-                created = await self._recorder.create_run(config)
+                created = await self._parts.recorder.create_run(config)
             except ActivityError as error:
                 final = isinstance(error.cause, ApplicationError) and error.cause.non_retryable
                 if final or is_cancelled_exception(error):
                     raise
-                self._state.waiting_for = f"the run's folder: {message_of(error)}"
+                self._state.wait_for(f"the run's folder: {message_of(error)}")
                 await workflow.sleep(backoff(attempts), summary="the run's folder")
             else:
                 self._state.search_attributes = created.search_attributes
                 return
-
-    async def _start(self) -> None:
-        state = self._state
-        self._state.enter("preparing", "a rollout worker that loads the task")
-        prepared = await self._prepare()
-        self._note_all(prepared.notes)
-        state.cursor.total = prepared.rows * self._config.epochs
-        state.evaluation_rows = prepared.evaluation_rows
-        await FirstLease(
-            state, self._settings, self._trainer, self._producer, self._recovery
-        ).acquire()
-        self._producer.record_sample(force=True)
-        self._producer.start()
-        await self._evaluations.start_first(state.admission.version)
-
-    async def _resume(self) -> None:
-        """Go on after the run's end, or begin as a fork, from what the folder says."""
-        state = self._state
-        self._state.enter("resuming", "a rollout worker that loads the task")
-        prepared = await self._prepare()
-        state.evaluation_rows = prepared.evaluation_rows
-        self._note_all(prepared.notes)
-        await self._recovery.restore(LeaseLostError("the run was resumed", "Resumed"))
-        await self._producer.settle_fatal()
-        state.published_at = workflow.time()
-        self._producer.record_sample(force=True)
-        await self._evaluations.start_first(state.admission.version)
-
-    def _note_all(self, notes: list[str]) -> None:
-        for note in notes:
-            self._state.note(note)
 
     async def _prepare(self) -> Prepared:
         while True:
@@ -242,72 +215,51 @@ class TrainRun:
             except ActivityError as error:
                 if getattr(error.cause, "type", None) != STORE_FULL:
                     raise
-                text = "space in the store: the rows that the run trains on can't be kept"
-                self._state.waiting_for = text
+                text = "space in the store: the rows that the run trains on can't be written"
+                self._state.wait_for(text)
                 await workflow.sleep(FULL_WAIT, summary=text)
 
     async def _train(self) -> None:
-        state = self._state
-        while (outcome := await self._take_step()) != "none":
-            if outcome == "taken":
-                await self._producer.settle_fatal()
-                version = state.admission.version
-                if self._evaluations.due(version):
-                    await self._evaluations.start(version)
-            if outcome == "open" or self._history_is_long() or self._is_outdated():
+        parts, state = self._parts, self._state
+        while (taken := await self._take_step()) != "none":
+            if taken == "taken":
+                await parts.producer.settle_fatal()
+                if parts.evaluations.due(state.version):
+                    await parts.evaluations.start(state.version)
+            if taken == "open" or self._history_is_long() or self._is_outdated():
                 await self._continue_as_new()
 
-    async def _take_step(self) -> Outcome:
+    async def _take_step(self) -> Taken:
         """One step, through as many lost leases as it takes."""
         while True:
             try:
-                return await self._step().run()
-            except LeaseLostError as loss:
-                if not await self._recovery.recover(loss):
+                return await OptimizerStep(self._parts).run()
+            except LeaseLostError as error:
+                if not await self._recovery.recover(error):
                     return "none"
-
-    def _step(self) -> OptimizerStep:
-        return OptimizerStep(
-            self._state,
-            self._settings,
-            self._trainer,
-            self._producer,
-            self._evaluations,
-            self._recorder,
-        )
 
     async def _finish(self, begun: bool) -> None:
         """Everything after the last step, from committed state."""
         self._end_steps(FINISHING)
-        await self._end().finish(begun)
-        self._state.enter("stopped" if self._state.stop else "completed")
-        self._show()
-
-    def _end(self) -> RunEnding:
-        return RunEnding(
-            self._state,
-            self._settings,
-            self._trainer,
-            self._producer,
-            self._evaluations,
-            self._recorder,
-            self._recovery,
-        )
+        await RunEnding(self._parts, self._recovery).finish(begun)
+        self._state.enter("stopped" if self._state.commands.stop else "completed")
+        self._page.show()
 
     def _end_steps(self, why: str) -> None:
-        """No row is begun any more, and nobody need wait for a step's checkpoint."""
+        """Start no rows, and answer the wait for a checkpoint."""
         self._ending = why
-        self._producer.close()
-        self._state.refuse_checkpoint(why)
+        self._parts.producer.close()
+        self._state.checkpoints.answer(why)
 
     async def _unwind(self, error: BaseException) -> None:
-        """Leave nothing that spends: also when the run was cancelled."""
+        """Release everything that costs, also if the run was cancelled."""
         self._end_steps(UNWINDING)
         cancelled = is_cancelled_exception(error)
         self._state.enter("cancelling" if cancelled else "failing", "cleanup")
         ending: Ending = "cancelled" if cancelled else "failed"
-        why = ending if cancelled else f"failed: {self._failure(error)}"
-        cleanup = asyncio.create_task(self._end().clean_up(ending, why))
+        why = ending if cancelled else f"failed: {_failure(error)}"
+        unwinding = RunEnding(self._parts, self._recovery).clean_up(ending, why)
+        cleanup = asyncio.create_task(unwinding)
         while not cleanup.done() and not self._guard.was_reset:
             # A second cancellation must not interrupt the cleanup of the first.
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -316,22 +268,7 @@ class TrainRun:
             cleanup.cancel()
         elif not cleanup.cancelled() and cleanup.exception() is not None:
             workflow.logger.warning("cleanup failed: %s", cleanup.exception())
-        self._state.waiting_for = ""
-
-    def _failure(self, error: BaseException) -> BaseException:
-        """The run's failure as Temporal shows it: what happened first, with its type."""
-        if isinstance(error, LeaseLostError):
-            failure = ApplicationError(str(error), type=error.kind, non_retryable=True)
-        elif isinstance(error, ActivityError) and isinstance(error.cause, ApplicationError):
-            cause = error.cause
-            failure = ApplicationError(cause.message, type=cause.type, non_retryable=True)
-        elif isinstance(error, FailureError) or is_cancelled_exception(error):
-            return error
-        else:
-            # A fault of ours: raised as it is, it would fail the workflow task for ever.
-            text = f"{type(error).__name__}: {error}"
-            failure = ApplicationError(text, type="InternalError", non_retryable=True)
-        return failure
+        self._state.wait_for("")
 
     # Continue-as-new
 
@@ -345,27 +282,26 @@ class TrainRun:
         return workflow.info().is_target_worker_deployment_version_changed()
 
     async def _continue_as_new(self) -> None:
-        """Between two steps, or over a long one. Children run on, and report to whoever has the
-        run's id."""
-        state = self._state
+        """Continue in a new execution. Children keep running, and report to the run's id."""
+        state, parts = self._state, self._parts
         await workflow.wait_condition(
             lambda: (
-                state.checkpoint_wanted
+                state.checkpoints.requested
                 or (
-                    self._producer.settled
-                    and self._recorder.idle
-                    and not self._watchdog.looking
+                    parts.producer.settled
+                    and parts.recorder.idle
+                    and not self._watchdog.checking
                     and workflow.all_handlers_finished()
                 )
             )
         )
-        if state.checkpoint_wanted:
+        if state.checkpoints.requested:
             # Its handler waits for the next step, which begins with it.
             return
         versioned = workflow.info().get_current_deployment_version() is not None
         workflow.continue_as_new(
-            args=[self._config.model_dump(mode="json"), self._state],
-            # A run is pinned to the build that it began on; this is where it changes over.
+            args=[self._config.model_dump(mode="json"), state],
+            # A run is pinned to the build that it began on; only here can it change.
             initial_versioning_behavior=ContinueAsNewVersioningBehavior.AUTO_UPGRADE
             if versioned
             else None,
@@ -376,84 +312,85 @@ class TrainRun:
     @workflow.signal
     def group_finished(self, report: GroupReport) -> None:
         """From a PromptGroup: it has ended."""
-        self._producer.on_group_finished(report)
+        self._parts.producer.on_group_finished(report)
 
     @workflow.signal
     def released(self, message: Released) -> None:
         """From a PromptGroup: some of its rollout calls have ended."""
-        self._producer.on_released(message)
+        self._parts.producer.on_released(message)
 
     @workflow.signal
     def lease_waiting(self, message: LeaseWaiting) -> None:
         """From the TrainerLease: what it waits for."""
-        self._trainer.on_waiting(message)
+        self._parts.trainer.on_waiting(message)
 
     @workflow.signal
     def lease_granted(self, message: LeaseGranted) -> None:
         """From the TrainerLease: a session is open."""
-        self._trainer.on_granted(message)
+        self._parts.trainer.on_granted(message)
 
     @workflow.signal
     def lease_ended(self, message: LeaseEnded) -> None:
         """From the TrainerLease: the session is gone."""
-        self._trainer.on_ended(message)
+        self._parts.trainer.on_ended(message)
 
     @workflow.signal
     async def evaluation_finished(self, report: EvaluationReport) -> None:
         """From an Evaluation: its metrics, or why there are none."""
-        await self._evaluations.on_finished(report)
+        await self._parts.evaluations.on_finished(report)
 
     @workflow.signal(description='Stop gracefully; {"drain": true} awaits rollouts in flight.')
     async def stop(self, request: StopRequest | None = None) -> None:
         """Admit nothing new, finish a sealed step, save, evaluate, clean up."""
         if self._config_error is None:
             drain = request is not None and request.drain
-            self._state.stop, self._state.drain = True, drain
-            await self._recorder.control("stop, drained" if drain else "stop")
+            self._state.commands.stop, self._state.commands.drain = True, drain
+            await self._parts.recorder.command("stop, drained" if drain else "stop")
 
     @workflow.update(description="Admit nothing new; what is in flight is finished and trained.")
     async def pause(self) -> str:
         """Close admission until `resume`."""
-        self._state.paused = True
-        await self._recorder.control("pause")
+        self._state.commands.paused = True
+        await self._parts.recorder.command("pause")
         return "paused"
 
     @pause.validator
     def _check_pause(self) -> None:
-        self._check_going_on()
-        if self._state.paused:
+        self._check_not_ending()
+        if self._state.commands.paused:
             raise ValueError("the run is paused already")
 
-    @workflow.update(description="Go on after a pause, or after a fatal error that was mended.")
+    @workflow.update(description="Continue after a pause, or after a fatal error was fixed.")
     async def resume(self) -> str:
-        """End a pause; clear the error that holds the run, and try what failed again."""
-        self._producer.resume()
-        await self._recorder.control("resume")
+        """End a pause; clear the error that holds the run, and retry what failed."""
+        self._state.commands.paused = False
+        self._parts.producer.resume()
+        await self._parts.recorder.command("resume")
         return "resumed"
 
     @resume.validator
     def _check_resume(self) -> None:
         self._check_not_failing()
-        if not self._state.paused and self._state.fatal is None:
+        if not self._state.commands.paused and self._state.fatal is None:
             raise ValueError("the run is neither paused nor held")
 
     @workflow.update(description="Save a checkpoint of the last committed step; answers its path.")
     async def checkpoint(self) -> str:
         """Save now, or at the end of the step that is being trained."""
-        state = self._state
-        state.checkpoint_wanted = True
-        await workflow.wait_condition(lambda: not state.checkpoint_wanted)
-        error, path = state.checkpoint_error, state.checkpoints[-1].path
+        checkpoints = self._state.checkpoints
+        checkpoints.requested = True
+        await workflow.wait_condition(lambda: not checkpoints.requested)
+        error, path = checkpoints.error, checkpoints.eligible[-1].path
         if error is not None:
-            await self._recorder.control(f"checkpoint: {error}")
+            await self._parts.recorder.command(f"checkpoint: {error}")
             raise ApplicationError(error, type="NoCheckpoint")
-        await self._recorder.control("checkpoint", checkpoint=path)
+        await self._parts.recorder.command("checkpoint", checkpoint=path)
         return path
 
     @checkpoint.validator
     def _check_checkpoint(self) -> None:
-        self._check_going_on()
-        if not self._state.checkpoints:
+        self._check_not_ending()
+        if not self._state.checkpoints.eligible:
             raise ValueError("the run hasn't saved its initial state yet")
         self._check_not_failing()
         if self._state.fatal is not None:
@@ -461,25 +398,25 @@ class TrainRun:
 
     @workflow.update(description="Change the learning rate, O, C, intervals, ... of a running run.")
     async def reconfigure(self, changes: dict[str, Any]) -> str:
-        """Apply changes from the next decision on; the run's folder remembers them."""
+        """Apply changes from the next decision on, and record them."""
         names = ", ".join(sorted(changes))
-        self._settings.config = reconfigured(self._config, changes)
-        self._producer.reconfigured()
-        await self._recorder.control(f"reconfigure {names}", changes=changes)
+        self._parts.live.config = reconfigured(self._config, changes)
+        self._parts.producer.reconfigured()
+        await self._parts.recorder.command(f"reconfigure {names}", changes=changes)
         return f"changed {names}"
 
     @reconfigure.validator
     def _check_reconfigure(self, changes: dict[str, Any]) -> None:
-        self._check_going_on()
+        self._check_not_ending()
         reconfigured(self._config, changes)
 
-    @workflow.update(description="Reject the row that failed, and go on.")
+    @workflow.update(description="Reject the row that failed, and continue.")
     async def skip_row(self) -> str:
         """Clear the error that holds the run; its row counts as rejected."""
-        state = self._state
-        group = self._producer.skip_row()
-        await self._recorder.skip_group(group, state.admission.version)
-        await self._recorder.control(f"skip_row {group.text}")
+        self._state.commands.paused = False
+        group = self._parts.producer.skip_row()
+        await self._parts.recorder.skip_group(group, self._state.version)
+        await self._parts.recorder.command(f"skip_row {group.text}")
         return f"skipped row {group.text}"
 
     @skip_row.validator
@@ -489,7 +426,7 @@ class TrainRun:
         if fatal is None:
             raise ValueError("the run isn't held: there is no row to skip")
         if fatal.group is None:
-            raise ValueError(f"no row is the cause: {fatal.error}; mend it and resume, or stop")
+            raise ValueError(f"no row is the cause: {fatal.error}; fix it and resume, or stop")
 
     def _check_running(self) -> None:
         if self._config_error is not None:
@@ -498,10 +435,10 @@ class TrainRun:
     def _check_not_failing(self) -> None:
         self._check_running()
         fatal = self._state.fatal
-        if fatal is not None and self._producer.fails:
+        if fatal is not None and self._parts.producer.fails:
             raise ValueError(f"the run fails: {fatal.error}")
 
-    def _check_going_on(self) -> None:
+    def _check_not_ending(self) -> None:
         self._check_running()
         if self._ending is not None:
             raise ValueError(self._ending)
@@ -510,83 +447,18 @@ class TrainRun:
     def status(self) -> Status:
         if self._config_error is not None:
             raise ApplicationError(self._config_error, type="InvalidConfig")
-        state, config = self._state, self._config
-        admission = state.admission
-        return Status(
-            run=state.run.id,
-            folder=state.run.folder,
-            phase=state.phase,
-            waiting_for=state.waiting_for,
-            standstill=state.standstill(workflow.time()),
-            step=state.step,
-            total_steps=math.ceil(state.cursor.total / config.prompt_groups_per_step),
-            version=admission.version,
-            rows_total=state.cursor.total,
-            rows_resolved=state.cursor.resolved_count,
-            groups_in_flight=len(state.out),
-            samples_in_flight=admission.in_flight,
-            groups_ready=len(state.queue.batch),
-            batch_size=state.queue.batch_size,
-            staleness_capacity=admission.staleness_capacity,
-            reward=state.reward,
-            step_seconds=state.step_seconds,
-            elapsed_seconds=workflow.time() - state.started_at,
-            evaluations=state.evaluations,
-            lease_epoch=state.epoch,
-            recovered=state.recovered,
-            checkpoint=state.checkpoint,
-            saved=state.saves,
-            model=state.model,
-            error=state.fatal.error if state.fatal else None,
-            origin=str(state.origin) if state.origin else None,
-            notes=state.notes,
-        )
+        return status_of(self._state)
 
-    # What people see
 
-    @property
-    def _told(self) -> tuple[str, str, str, list[str]]:
-        """What changes the page of the run: figures alone don't."""
-        state = self._state
-        standstill = state.standstill(workflow.time())
-        return state.phase, state.waiting_for, standstill, state.notes
-
-    async def _narrate(self) -> None:
-        """Keep what the UI shows in step with where the run is."""
-        while True:
-            self._show()
-            shown = self._told
-            await workflow.wait_condition(lambda: self._told != shown)  # noqa: B023
-
-    def _show(self) -> None:
-        """Current details in the UI, and what runs can be filtered by."""
-        state = self._state
-        workflow.set_current_details(describe(self.status()))
-        if state.search_attributes:
-            attributes: list[SearchAttributeUpdate[Any]] = [
-                RUN.value_set(state.run.id),
-                STEP.value_set(state.step),
-                POLICY_VERSION.value_set(state.admission.version),
-            ]
-            if state.reward is not None:
-                attributes.append(REWARD.value_set(state.reward))
-            shown = (state.step, state.reward)
-            if shown != self._shown:
-                self._shown = shown
-                workflow.upsert_search_attributes(attributes)
-
-    def _result(self) -> RunResult:
-        state = self._state
-        return RunResult(
-            run=state.run.id,
-            folder=state.run.folder,
-            steps=state.step,
-            version=state.admission.version,
-            rows=state.cursor.resolved_count,
-            stopped=state.stop,
-            seconds=workflow.time() - state.started_at,
-            checkpoint=state.checkpoint,
-            model=state.model,
-            evaluations=state.evaluations,
-            recovered=state.recovered,
-        )
+def _failure(error: BaseException) -> BaseException:
+    """The run's failure as Temporal shows it: the original error, with its type."""
+    if isinstance(error, LeaseLostError):
+        return ApplicationError(str(error), type=error.kind, non_retryable=True)
+    if isinstance(error, ActivityError) and isinstance(error.cause, ApplicationError):
+        cause = error.cause
+        return ApplicationError(cause.message, type=cause.type, non_retryable=True)
+    if isinstance(error, FailureError) or is_cancelled_exception(error):
+        return error
+    # A defect of this code: raised as it is, it would fail the workflow task forever.
+    text = f"{type(error).__name__}: {error}"
+    return ApplicationError(text, type="InternalError", non_retryable=True)

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from everburn.config import Entrypoint
 from everburn.emulator.training.checkpoints import weights_digest
 from everburn.records.checkpoints import find_checkpoint
-from everburn.records.commands import read_controls
+from everburn.records.commands import read_commands
 from everburn.records.ids import RunRef
 from everburn.records.ledger import read_ledger
 from everburn.records.store import ArtifactStore
@@ -128,7 +128,7 @@ def test_a_fork_takes_over_the_commands_of_its_origin(everburn: Everburn) -> Non
         plan = plan_fork("told", step, "other", [], everburn.folder)
         return plan.file.config.learning_rate
 
-    at = read_controls(store)[0].step
+    at = read_commands(store)[0].step
     assert [planned(step) for step in (0, at, at + 1)] == [0.01, 0.01, 0.002]
     _, file, _ = ended_run("told", [], everburn.folder)
     assert (file.config.learning_rate, file.config.dcp_save_interval) == (0.003, 3)
@@ -140,8 +140,8 @@ def test_a_fork_takes_over_the_commands_of_its_origin(everburn: Everburn) -> Non
     )
     assert rates(store)[: len(before)] == before
     assert set(rates(store)[len(before) :]) == {0.003}
-    told = [control for control in read_controls(store) if control.checkpoint is None]
-    assert [control.what for control in told] == [
+    told = [command for command in read_commands(store) if command.checkpoint is None]
+    assert [command.text for command in told] == [
         *("reconfigure learning_rate", "pause", "reconfigure dcp_save_interval, learning_rate"),
         *("stop", "stopped", "resumed", "completed"),
     ]
@@ -165,7 +165,7 @@ def test_resume_follows_a_run_that_has_not_ended(everburn: Everburn) -> None:
     resumed.terminate()
     assert resumed.wait(timeout=120) == 0, everburn.output
     assert "stopped after" in everburn.output
-    assert [control.what for control in read_controls(store) if control.ending] == ["stopped"]
+    assert [command.text for command in read_commands(store) if command.ending] == ["stopped"]
 
 
 def rates(store: ArtifactStore) -> list[float]:

@@ -12,7 +12,7 @@ def status(**changes: Any) -> Status:
         "folder": "runs/sums-1",
         "phase": "step 13: training",
         "waiting_for": "gradients",
-        "standstill": "",
+        "stall": "",
         "step": 12,
         "total_steps": 40,
         "version": 12,

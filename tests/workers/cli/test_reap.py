@@ -10,7 +10,7 @@ from temporalio.client import Client, WorkflowHandle
 
 from everburn.config import Entrypoint, parse_config
 from everburn.emulator.models.base_model import TINY
-from everburn.records.commands import Control, record_control
+from everburn.records.commands import Command, record_command
 from everburn.records.ids import RunRef
 from everburn.records.keys import sandbox_key
 from everburn.records.provisioning import find_provisioning
@@ -153,11 +153,11 @@ async def test_a_run_that_may_be_running_elsewhere_is_not_reaped(
 async def test_a_recorded_end_is_valid_until_the_run_is_resumed(tmp_path: Path) -> None:
     run, sandbox = left_behind(tmp_path, "dead", chain="1")
     store = ArtifactStore.of(run)
-    record_control(store, Control(at=0.0, what="stopped", ending="stopped"))
-    record_control(store, Control(at=1.0, what="resumed", life=1))
+    record_command(store, Command(at=0.0, text="stopped", ending="stopped"))
+    record_command(store, Command(at=1.0, text="resumed", life=1))
     with pytest.raises(BadInputError, match="its folder doesn't say that it has ended"):
         await reaped(tmp_path, run)
-    record_control(store, Control(at=2.0, what="no judge", life=1, number=1, ending="failed"))
+    record_command(store, Command(at=2.0, text="no judge", life=1, number=1, ending="failed"))
     assert await reaped(tmp_path, run) == 1
     assert not sandbox.exists()
 
@@ -177,7 +177,7 @@ async def test_a_server_knows_if_its_own_runs_have_ended(
     assert handle.first_execution_run_id is not None
     run, sandbox = left_behind(tmp_path, handle.id, handle.first_execution_run_id)
     # The folder at the start of a resumed incarnation.
-    record_control(ArtifactStore.of(run), Control(at=0.0, what="stopped", ending="stopped"))
+    record_command(ArtifactStore.of(run), Command(at=0.0, text="stopped", ending="stopped"))
     for ended in (False, True):
         with pytest.raises(
             BadInputError,
@@ -192,6 +192,6 @@ async def test_a_server_knows_if_its_own_runs_have_ended(
         with pytest.raises(BadInputError, match=f"server at {temporal_server} doesn't know it"):
             await reaped(tmp_path, other, temporal_server)
 
-    (Path(run.folder) / "controls" / "000-000000.json").unlink()
+    (Path(run.folder) / "commands" / "000-000000.json").unlink()
     assert await reaped(tmp_path, run, temporal_server) == 1
     assert not sandbox.exists()

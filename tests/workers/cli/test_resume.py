@@ -10,7 +10,7 @@ from temporalio.client import Client
 from everburn.config import parse_config
 from everburn.learning.group import keep_group, skip_group
 from everburn.records.checkpoints import Checkpoint, record_checkpoint
-from everburn.records.commands import Control, record_control
+from everburn.records.commands import Command, record_command
 from everburn.records.ids import GroupKey, RunRef, StoredRef
 from everburn.records.keys import group_key
 from everburn.records.ledger import commit
@@ -152,7 +152,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunRef:
     last = 2 * STEPS
     keep_group(store, a_group(GroupKey(cursor=last), [a_member(stored)], version=STEPS))
     skip_group(store, GroupKey(cursor=last + 1), STEPS, 4)
-    keep_group(store, a_group(GroupKey(cursor=last + 2), [], fate="incomplete"))
+    keep_group(store, a_group(GroupKey(cursor=last + 2), [], outcome="incomplete"))
     return run
 
 
@@ -248,7 +248,7 @@ async def test_the_recorded_server_is_asked_if_a_run_has_ended(
     record_server(store, ServerAddress(address=elsewhere.address, namespace="default"))
     with pytest.raises(BadInputError, match=f"Temporal doesn't answer at {elsewhere.address}"):
         await require_ended(run, None, ended=False)
-    record_control(store, Control(at=0.0, what="stopped", ending="stopped"))
+    record_command(store, Command(at=0.0, text="stopped", ending="stopped"))
     await require_ended(run, None, ended=False)
 
 

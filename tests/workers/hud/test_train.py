@@ -12,7 +12,7 @@ import pytest
 from everburn.emulator.models.base_model import TINY
 from everburn.learning.group import load_group
 from everburn.learning.rollout_file import read_rollout
-from everburn.records.ids import GroupKey, RunRef
+from everburn.records.ids import RunRef
 from everburn.records.keys import rollout_key
 from everburn.records.ledger import LedgerEntry, read_ledger
 from everburn.records.run_folder import stored_config
@@ -138,8 +138,7 @@ def test_a_run_that_loses_its_rollout_worker_writes_the_recipes_files(
 def loss_over_all_tokens(store: ArtifactStore, entry: LedgerEntry) -> float:
     """The step's loss, divided by the number of tokens sent to be trained, including prompts."""
     sent = trained = 0
-    for name in entry.groups:
-        key = GroupKey.parse(name)
+    for key in entry.groups:
         for member in load_group(store, key).members:
             if member.advantage:
                 for segment in read_rollout(store, rollout_key(key, member.completion))[1].segments:

@@ -1,4 +1,4 @@
-"""A person's controls over a running run: pause, reconfigure, checkpoint, each by update."""
+"""Commands to a running run: pause, reconfigure, checkpoint, each by update."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,8 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities import records
-from everburn.records.commands import Control, ending_of, read_controls
-from everburn.records.ids import RunRef
-from everburn.records.ledger import LedgerEntry
-from everburn.records.steps import StepOutcome
+from everburn.records.commands import Command, ending_of, read_commands
+from everburn.records.ledger import LedgerEntry, StepCommit
 from everburn.records.store import ArtifactStore
 from everburn.trainers.protocol import TrainerRejectedError
 from support.farm import Run, Start
@@ -73,8 +71,8 @@ async def test_changes_apply_from_the_next_step_and_are_part_of_the_ledger(start
     assert [entry.changes for entry in run.ledger if entry.changes] == [
         {"learning_rate": 0.25, "evaluation_interval": 7}
     ]
-    (told,) = [control for entry in run.ledger for control in entry.controls]
-    assert told.what == "reconfigure evaluation_interval, learning_rate"
+    (told,) = [command for entry in run.ledger for command in entry.commands]
+    assert told.text == "reconfigure evaluation_interval, learning_rate"
 
 
 async def test_changes_apply_to_the_batch_that_is_being_collected(start: Start):
@@ -107,18 +105,18 @@ async def test_everything_that_a_run_was_told_is_kept(start: Start):
     await run.handle.signal(TrainRun.stop)
     result = await run.result()
 
-    kept = read_controls(run.store)
+    kept = read_commands(run.store)
     said = [*["pause", "resume"] * 6, "checkpoint", "stop"]
-    assert [control.what for control in kept[:14]] == said
-    assert [control.number for control in kept] == list(range(len(kept)))
-    assert [control.step for control in kept[:13]] == [1] * 13
-    assert run.ledger[1].controls == kept[:13]
+    assert [command.text for command in kept[:14]] == said
+    assert [command.number for command in kept] == list(range(len(kept)))
+    assert [command.step for command in kept[:13]] == [1] * 13
+    assert run.ledger[1].commands == kept[:13]
     assert kept[12].checkpoint == saved
-    saves = [control for control in kept if control.what == "final checkpoint"]
-    assert [control.checkpoint for control in saves] == [result.checkpoint]
+    saves = [command for command in kept if command.text == "final checkpoint"]
+    assert [command.checkpoint for command in saves] == [result.checkpoint]
     assert kept[-1].ending == "stopped"
-    told = pandas.DataFrame([control.model_dump() for control in kept])
-    assert list(told["what"]) == [control.what for control in kept]
+    told = pandas.DataFrame([command.model_dump() for command in kept])
+    assert list(told["text"]) == [command.text for command in kept]
 
 
 async def test_what_a_run_is_told_while_a_step_is_committed_belongs_to_the_next(
@@ -127,11 +125,11 @@ async def test_what_a_run_is_told_while_a_step_is_committed_belongs_to_the_next(
     gate, committing = threading.Event(), threading.Event()
     commit = records.commit_step
 
-    def stand_still(run: RunRef, outcome: StepOutcome) -> LedgerEntry:
-        if outcome.step == 1:
+    def stand_still(step: StepCommit) -> LedgerEntry:
+        if step.step == 1:
             committing.set()
             assert gate.wait(30)
-        return commit(run, outcome)
+        return commit(step)
 
     monkeypatch.setattr(records, "commit_step", stand_still)
     run = await start_tuned(Script(), rows=2, learning_rate=0.5)
@@ -163,9 +161,9 @@ async def test_a_run_says_how_it_ended(start: Start, how: str):
         await run.handle.cancel()
     with contextlib.suppress(WorkflowFailureError):
         await run.result()
-    last = read_controls(run.store)[-1]
+    last = read_commands(run.store)[-1]
     assert last.ending == how
-    assert ("tool" in last.what) == (how == "failed")
+    assert ("tool" in last.text) == (how == "failed")
 
 
 async def test_a_run_that_is_cancelled_while_a_control_is_written_says_how_it_ended(
@@ -173,15 +171,15 @@ async def test_a_run_that_is_cancelled_while_a_control_is_written_says_how_it_en
 ):
     """Its cleanup doesn't take the number of what may be written already."""
     written, cancelled = threading.Event(), threading.Event()
-    record = records.record_control
+    record = records.record_command
 
-    def stand_still(store: ArtifactStore, control: Control) -> None:
-        record(store, control)
-        if control.what == "final checkpoint":
+    def stand_still(store: ArtifactStore, command: Command) -> None:
+        record(store, command)
+        if command.text == "final checkpoint":
             written.set()
             assert cancelled.wait(30)
 
-    monkeypatch.setattr(records, "record_control", stand_still)
+    monkeypatch.setattr(records, "record_command", stand_still)
     run = await start(Script(), rows=1)
     await until(written.is_set)
     await run.handle.cancel()
@@ -189,7 +187,7 @@ async def test_a_run_that_is_cancelled_while_a_control_is_written_says_how_it_en
         await run.result()
     assert isinstance(failure.value.cause, CancelledError)
     cancelled.set()
-    assert [control.what for control in read_controls(run.store)] == [
+    assert [command.text for command in read_commands(run.store)] == [
         "final checkpoint",
         "cancelled",
     ]
@@ -350,7 +348,7 @@ async def test_a_run_that_ends_takes_no_changes_any_more(start: Start):
         assert "the run is ending" in await refusal(run, update, *arguments)
     saving.open()
     await run.result()
-    assert [control.what for control in read_controls(run.store)][-1:] == ["completed"]
+    assert [command.text for command in read_commands(run.store)][-1:] == ["completed"]
 
 
 async def has_failed(run: Run) -> bool:
