@@ -55,8 +55,18 @@ class RunLife(Message):
     life: int
 
 
-class RolloutOrder(Message):
+class UserCodeOrder(Message):
+    """Something that runs the user's code, whose errors may mean anything."""
+
     run: RunRef
+
+    @property
+    def where(self) -> str:
+        """The place that errors name."""
+        return f"run {self.run.id}"
+
+
+class RolloutOrder(UserCodeOrder):
     group: GroupKey
     completion: int
     version: int
@@ -67,6 +77,10 @@ class RolloutOrder(Message):
     def within(self) -> RunLife:
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.group.life)
+
+    @property
+    def where(self) -> str:
+        return f"{super().where} · row {self.group.cursor} · completion {self.completion}"
 
 
 MAX_ERRORS = 8
@@ -79,10 +93,9 @@ class ReapResult(Message):
     left: int
 
 
-class CompleteGroup(Message):
+class CompleteGroup(UserCodeOrder):
     """All completions of the group have ended."""
 
-    run: RunRef
     group: GroupKey
     version: int
     statuses: str
@@ -119,6 +132,10 @@ class CompleteGroup(Message):
         return RunLife(run=self.run, life=self.group.life)
 
     @property
+    def where(self) -> str:
+        return f"{super().where} · row {self.group.cursor}"
+
+    @property
     def outcomes(self) -> list[RolloutOutcome]:
         names: dict[str, RolloutStatus] = {name[0]: name for name in get_args(RolloutStatus)}
         return [
@@ -136,11 +153,10 @@ class GroupSummary(Message):
     reward_sum: float
 
 
-class ShardOrder(Message):
+class ShardOrder(UserCodeOrder):
     """Held-out rows start..stop-1, evaluated under a policy version. life: of the run, which has
     begun the evaluation."""
 
-    run: RunRef
     life: int
     version: int
     shard: int
@@ -154,6 +170,10 @@ class ShardOrder(Message):
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.life)
 
+    @property
+    def where(self) -> str:
+        return f"{super().where} · evaluation rows {self.start}-{self.stop - 1}"
+
 
 class RowsFailed(Message):
     """Details of a shard's failure: how many of its rows failed."""
@@ -161,8 +181,7 @@ class RowsFailed(Message):
     failed: int
 
 
-class EvaluateFunction(Message):
-    run: RunRef
+class EvaluateFunction(UserCodeOrder):
     life: int
     version: int
     tries: int = 0
@@ -171,6 +190,10 @@ class EvaluateFunction(Message):
     def within(self) -> RunLife:
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.life)
+
+    @property
+    def where(self) -> str:
+        return f"{super().where} · evaluation function"
 
 
 class CompleteEvaluation(Message):

@@ -13,9 +13,9 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import NOT_PROVISIONED, message_of
+    from activities.contracts import ProvisioningContract
+    from activities.failure_types import FailureKind, message_of
     from activities.messages import ProvisioningReadiness
-    from activities.provisioning import ProvisioningActivities
     from everburn.records.ids import RunRef
     from workflows.messages import ProvisioningWait
     from workflows.queues import TRAINER_QUEUE
@@ -82,7 +82,7 @@ class Provisioning:
 
     async def _look(self) -> ProvisioningReadiness:
         return await workflow.execute_activity_method(
-            ProvisioningActivities.advance_provisioning,
+            ProvisioningContract.advance_provisioning,
             self._run,
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=LOOK_TIMEOUT,
@@ -114,7 +114,7 @@ async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
     run is gone; if it is resumed before, nothing is given back."""
     try:
         done = await workflow.execute_activity_method(
-            ProvisioningActivities.clean_up_provisioning,
+            ProvisioningContract.clean_up_provisioning,
             args=[run, orphaned],
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=LOOK_TIMEOUT,
@@ -132,4 +132,4 @@ async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
 
 
 def _unavailable(text: str) -> ApplicationError:
-    return ApplicationError(text, type=NOT_PROVISIONED, non_retryable=True)
+    return ApplicationError(text, type=FailureKind.NOT_PROVISIONED, non_retryable=True)

@@ -12,28 +12,17 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import (
     ActivityError,
-    ApplicationError,
-    CancelledError,
     TimeoutError,
     TimeoutType,
 )
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import (
-        RECOVERABLE,
-        SNAPSHOT_GONE,
-        STORE_FAILED,
-        STORE_FULL,
-        WORKER_SHUTDOWN,
-        WORKER_UNFIT,
-        message_of,
-    )
+    from activities.failure_types import WAITS_FOR, FailureKind, kind_of, message_of
 
 T = TypeVar("T")
 
 ONCE = RetryPolicy(maximum_attempts=1)
 """Of such an activity: only here can a lost worker be told from a failed rollout."""
-WORKER_LOST = "WorkerLost"
 MAX_FAILURES = 3
 """Recoverable failures before it is given up."""
 MAX_LOSSES = 10
@@ -46,14 +35,6 @@ TIMES_UNFIT = 3
 """Workers without its code before the wait for another one grows: chance decides who is handed it
 next, and the one that is idle beside a fit worker is the unfit one. History grows faster by that
 for the first minutes only."""
-WAITS_FOR = {
-    SNAPSHOT_GONE: "its policy version to be served again",
-    STORE_FAILED: "the store",
-    STORE_FULL: "space in the store",
-    WORKER_UNFIT: "a worker that can import its code",
-    WORKER_SHUTDOWN: "another worker",
-}
-"""What says nothing about the task, however often it happens."""
 MAX_ERROR = 120
 """Characters of a failure that are shown beside what is waited for."""
 
@@ -80,11 +61,11 @@ async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
             return await begin(failures + losses + waits + unfit)
         except ActivityError as error:
             kind = _kind(error)
-            if kind == RECOVERABLE:
+            if kind == FailureKind.RECOVERABLE:
                 failures += 1
-            elif kind == WORKER_LOST:
+            elif kind == FailureKind.WORKER_LOST:
                 losses += 1
-            elif kind == WORKER_UNFIT:
+            elif kind == FailureKind.WORKER_UNFIT:
                 unfit += 1
             elif kind in WAITS_FOR:
                 waits += 1
@@ -94,15 +75,15 @@ async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
                 raise AttemptsUsedUpError(error) from error
             turn = failures + losses + waits + math.ceil(unfit / TIMES_UNFIT)
             delay: float = BACKOFF[min(turn, len(BACKOFF)) - 1]
-            if kind == WORKER_LOST:
+            if kind == FailureKind.WORKER_LOST:
                 # Scattered: beside one that kills its worker each time, all would die again.
                 spread = min(delay, LONGEST_AFTER_LOSS) * workflow.random().random()
                 delay = 0 if losses == 1 else spread
-            if kind != WORKER_SHUTDOWN and delay:
+            if kind != FailureKind.WORKER_SHUTDOWN and delay:
                 await _back_off(delay, what, kind, error)
 
 
-async def _back_off(delay: float, what: str, kind: str, error: ActivityError) -> None:
+async def _back_off(delay: float, what: str, kind: FailureKind, error: ActivityError) -> None:
     if kind not in WAITS_FOR:
         await workflow.sleep(delay, summary=f"{what}: {kind}")
         return
@@ -113,11 +94,9 @@ async def _back_off(delay: float, what: str, kind: str, error: ActivityError) ->
     workflow.set_current_details("")
 
 
-def _kind(error: ActivityError) -> str | None:
-    """RECOVERABLE, or the name of what says nothing about the task; None if fatal."""
+def _kind(error: ActivityError) -> FailureKind | None:
     cause = error.cause
     if isinstance(cause, TimeoutError):
-        return WORKER_LOST if cause.type == TimeoutType.HEARTBEAT else RECOVERABLE
-    if isinstance(cause, CancelledError) or not isinstance(cause, ApplicationError):
-        return None
-    return cause.type if cause.type == RECOVERABLE or cause.type in WAITS_FOR else None
+        is_lost = cause.type == TimeoutType.HEARTBEAT
+        return FailureKind.WORKER_LOST if is_lost else FailureKind.RECOVERABLE
+    return kind_of(cause)

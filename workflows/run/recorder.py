@@ -16,6 +16,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import RecordContract
     from activities.messages import (
         CarryPublication,
         CommitStep,
@@ -28,7 +29,6 @@ with workflow.unsafe.imports_passed_through():
         RunCreated,
         SkipGroup,
     )
-    from activities.records import RecordActivities
     from everburn.records.commands import Control, Ending
     from everburn.records.ids import GroupKey
     from everburn.records.run_folder import Owner
@@ -78,7 +78,7 @@ class Recorder:
             run=state.run, config=config, owner=owner, at=workflow.time(), step=state.step
         )
         created: RunCreated = await self._execute(
-            RecordActivities.create_run, order, "create the run's folder", CREATE_ATTEMPTS
+            RecordContract.create_run, order, "create the run's folder", CREATE_ATTEMPTS
         )
         self._owns_folder = True
         return created
@@ -118,7 +118,7 @@ class Recorder:
             )
             order = RecordControl(run=state.run, control=control)
             try:
-                await self._do(RecordActivities.record_control, order, f"record: {what[:80]}")
+                await self._do(RecordContract.record_control, order, f"record: {what[:80]}")
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled_exception(error):
                     # It may be written all the same, and would stand for what comes after it.
@@ -129,20 +129,20 @@ class Recorder:
 
     async def commit(self, order: CommitStep) -> Committed:
         committed: Committed = await self._execute(
-            RecordActivities.commit_step, order, f"step {order.step} · commit to the ledger"
+            RecordContract.commit_step, order, f"step {order.step} · commit to the ledger"
         )
         return committed
 
     async def skip_group(self, group: GroupKey, version: int) -> None:
         await self._execute(
-            RecordActivities.skip_group,
+            RecordContract.skip_group,
             SkipGroup(run=self._state.run, group=group, version=version),
             f"row {group.text} is skipped",
         )
 
     async def carry_publication(self, version: int) -> None:
         await self._execute(
-            RecordActivities.carry_publication,
+            RecordContract.carry_publication,
             CarryPublication(run=self._state.run, version=version),
             f"policy v{version} is served by v{version - 1}'s snapshot",
         )
@@ -150,7 +150,7 @@ class Recorder:
     async def record_evaluation(self, version: int, metrics: dict[str, float]) -> None:
         order = RecordEvaluation(run=self._state.run, version=version, metrics=metrics)
         await self._execute(
-            RecordActivities.record_evaluation, order, f"evaluation of policy v{version}"
+            RecordContract.record_evaluation, order, f"evaluation of policy v{version}"
         )
 
     def take_producer_samples(self, limit: int = MAX_SAMPLES_BESIDE) -> list[Any]:
@@ -165,7 +165,7 @@ class Recorder:
             order = RecordProducer(
                 run=self._state.run, samples=self.take_producer_samples(MAX_SAMPLES)
             )
-            await self._execute(RecordActivities.record_producer, order, "producer metrics")
+            await self._execute(RecordContract.record_producer, order, "producer metrics")
 
     async def finish(self, initial_version: int, final_version: int) -> None:
         if not self.owns_folder:
@@ -176,11 +176,11 @@ class Recorder:
             final_version=final_version,
             save_seconds=self._state.save_seconds,
         )
-        await self._execute(RecordActivities.finish_run, order, "before and after")
+        await self._execute(RecordContract.finish_run, order, "before and after")
 
     async def count_sandboxes(self) -> int:
         count: int = await self._execute(
-            RecordActivities.count_sandboxes, self._state.run, "what rollouts left behind"
+            RecordContract.count_sandboxes, self._state.run, "what rollouts left behind"
         )
         return count
 

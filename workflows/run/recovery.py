@@ -13,18 +13,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import (
-        LEASE_CLOSED,
-        NOT_PROVISIONED,
-        QUOTA,
-        REJECTED,
-        TRAINER_FAILED,
-        TRAINER_STATE_LOST,
-        UNFIT,
-        message_of,
-    )
+    from activities.contracts import LeaseContract
+    from activities.failure_types import LEASE_CLOSED, FailureKind, message_of
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
-    from activities.trainer import TrainerActivities
     from everburn.records.ids import group_ranges
     from workflows.run.evaluations import Evaluations
     from workflows.run.live_config import Settings
@@ -130,7 +121,7 @@ class Recovery:
     def count(self, loss: LeaseLostError, *, recovering: bool = False) -> None:
         """Count a failed lease. One that failed while no operation was in flight, and the run only
         collected, paused or evaluated, counts for nothing."""
-        answer = str(loss) if loss.kind in (TRAINER_FAILED, NO_CHECKPOINT) else None
+        answer = str(loss) if loss.kind in (FailureKind.TRAINER_FAILED, NO_CHECKPOINT) else None
         in_flight = self._trainer.interrupted
         if recovering or in_flight or answer is not None:
             self._state.lease_failures.count(answer, in_flight=in_flight)
@@ -213,13 +204,20 @@ class Recovery:
         """Make a loss the run's fatal error where no other lease is to be had before a person has
         mended its cause; whether that is so. After a resume another lease is tried."""
         state = self._state
-        if loss.kind not in {*LEASE_CLOSED, REJECTED, UNFIT, NOT_PROVISIONED}:
+        if loss.kind not in {
+            *LEASE_CLOSED,
+            FailureKind.REJECTED,
+            FailureKind.UNFIT,
+            FailureKind.NOT_PROVISIONED,
+        }:
             return False
         state.fatal = state.fatal or Fatal(
-            error=str(loss), error_type=loss.kind, holds=loss.kind == QUOTA
+            error=str(loss), error_type=loss.kind, holds=loss.kind == FailureKind.QUOTA
         )
         if state.lease_end is not None:
-            state.lease_end = state.lease_end.model_copy(update={"error_type": TRAINER_STATE_LOST})
+            state.lease_end = state.lease_end.model_copy(
+                update={"error_type": FailureKind.TRAINER_STATE_LOST}
+            )
         return True
 
     async def _restore(self) -> None:
@@ -238,7 +236,7 @@ class Recovery:
     async def _replay(self, step: int) -> None:
         self._state.waiting_for = f"the replay of step {step} of {self._state.step}"
         await self._trainer.run(
-            TrainerActivities.replay_step,
+            LeaseContract.replay_step,
             ReplayStep(lease=self._trainer.ref, step=step),
             f"replay step {step}",
             counts=False,
@@ -256,7 +254,7 @@ class Recovery:
             )
             try:
                 await self._trainer.run(
-                    TrainerActivities.load_checkpoint,
+                    LeaseContract.load_checkpoint,
                     order,
                     f"load {checkpoint.path}",
                     counts=False,
@@ -277,7 +275,7 @@ class Recovery:
         self._state.waiting_for = f"sampler weights of policy v{version}"
         why = "" if current else ", for rollouts that use it"
         published: Published = await self._trainer.run(
-            TrainerActivities.publish,
+            LeaseContract.publish,
             Publish(lease=self._trainer.ref, version=version, current=current),
             f"publish policy v{version} again{why}",
             counts=False,

@@ -17,9 +17,9 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError,
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import LEASE_CLOSED, TRAINER_FAILED, TRAINER_STATE_LOST
+    from activities.contracts import LEASE_SLOTS
+    from activities.failure_types import LEASE_CLOSED, FailureKind
     from activities.messages import LeaseRef
-    from activities.trainer import LEASE_SLOTS
     from everburn.config import RunConfig
     from workflows.children.trainer_lease import TrainerLease
     from workflows.messages import (
@@ -135,7 +135,7 @@ class TrainerSession:
 
     def _lose(self, error: str) -> None:
         self._state.lease_end = self._state.lease_end or LeaseEnded(
-            epoch=self._state.epoch, error=error, error_type=TRAINER_STATE_LOST
+            epoch=self._state.epoch, error=error, error_type=FailureKind.TRAINER_STATE_LOST
         )
 
     def check(self) -> None:
@@ -143,7 +143,7 @@ class TrainerSession:
         end = self._state.lease_end
         if end is not None:
             raise LeaseLostError(
-                end.error or "the lease ended", end.error_type or TRAINER_STATE_LOST
+                end.error or "the lease ended", end.error_type or FailureKind.TRAINER_STATE_LOST
             )
 
     @property
@@ -176,7 +176,7 @@ class TrainerSession:
             self.check()
             if self._state.grant is not grant:
                 # Its turn came when the run was asking for the next session already.
-                raise LeaseLostError("the lease ended", TRAINER_STATE_LOST)
+                raise LeaseLostError("the lease ended", FailureKind.TRAINER_STATE_LOST)
             mutation = asyncio.ensure_future(
                 workflow.execute_activity_method(
                     activity,
@@ -253,7 +253,7 @@ def _provisioning(config: RunConfig) -> ProvisioningWait | None:
 
 def _is_refused(cause: BaseException | None) -> bool:
     """Whether a mutation failed with nothing in doubt."""
-    ended = {TRAINER_STATE_LOST, TRAINER_FAILED, *LEASE_CLOSED}
+    ended = {FailureKind.TRAINER_STATE_LOST, FailureKind.TRAINER_FAILED, *LEASE_CLOSED}
     return isinstance(cause, ApplicationError) and cause.type not in ended
 
 
@@ -265,10 +265,15 @@ def _never_started(cause: BaseException | None) -> bool:
 def _lost_by(cause: BaseException | None) -> LeaseLostError:
     """What any other failure of a mutation means: the session's state is lost or in doubt."""
     if isinstance(cause, TimeoutError):
-        return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
-    if isinstance(cause, ApplicationError) and cause.type in {TRAINER_FAILED, *LEASE_CLOSED}:
+        return LeaseLostError(
+            f"{cause.message}: its outcome is in doubt", FailureKind.TRAINER_STATE_LOST
+        )
+    if isinstance(cause, ApplicationError) and cause.type in {
+        FailureKind.TRAINER_FAILED,
+        *LEASE_CLOSED,
+    }:
         return LeaseLostError(cause.message, str(cause.type))
-    return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
+    return LeaseLostError(getattr(cause, "message", str(cause)), FailureKind.TRAINER_STATE_LOST)
 
 
 def look_at_outcome(future: "asyncio.Future[Any]") -> None:

@@ -12,9 +12,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import CAPACITY, STORE, UNAVAILABLE, message_of
+    from activities.contracts import LeaseContract
+    from activities.failure_types import WAITS_FOR, FailureKind, message_of
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
-    from activities.trainer import TrainerActivities
     from workflows.run.live_config import Settings
     from workflows.run.producer import Producer
     from workflows.run.recovery import Recovery, backoff, remember
@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
 START_PATIENCE = 120.0
 """Seconds for a service or a store that doesn't answer to be back, before the first session is had:
 it may be starting. A name or address that is wrong isn't waited for any longer."""
-WAITS_FOR = {CAPACITY: "capacity", UNAVAILABLE: "the training service", STORE: "the store"}
+AWAITED = (FailureKind.CAPACITY, FailureKind.UNAVAILABLE, FailureKind.STORE)
 """What a session is asked for again over; capacity for as long as it takes."""
 
 
@@ -63,11 +63,14 @@ class FirstLease:
                 await self.trainer.abandon(loss)
                 if self.recovery.takes_for_fatal(loss):
                     await self.producer.settle_fatal()
-                elif loss.kind in WAITS_FOR and (
-                    loss.kind == CAPACITY or workflow.time() < deadline
+                elif loss.kind in AWAITED and (
+                    loss.kind == FailureKind.CAPACITY or workflow.time() < deadline
                 ):
                     # Capacity may take days; nothing is held meanwhile.
-                    state.enter(f"waiting for {WAITS_FOR[loss.kind]}", f"a trainer session: {loss}")
+                    state.enter(
+                        f"waiting for {WAITS_FOR[FailureKind(loss.kind)]}",
+                        f"a trainer session: {loss}",
+                    )
                     await workflow.sleep(backoff(attempts))
                     attempts += 1
                 elif state.grant is None:
@@ -82,11 +85,11 @@ class FirstLease:
         config, lease = self.settings.config, self.trainer.ref
         if config.init_from_checkpoint is not None:
             field, path = "init_from_checkpoint", config.init_from_checkpoint
-            activity: Any = TrainerActivities.load_checkpoint
+            activity: Any = LeaseContract.load_checkpoint
             order: Any = LoadCheckpoint(lease=lease, step=0, path=path)
         elif config.warm_start_from_adapter is not None:
             field, path = "warm_start_from_adapter", config.warm_start_from_adapter
-            activity, order = TrainerActivities.load_adapter, LoadAdapter(lease=lease, path=path)
+            activity, order = LeaseContract.load_adapter, LoadAdapter(lease=lease, path=path)
         else:
             return
         self.state.enter("loading what the run starts from", path)
@@ -100,7 +103,7 @@ class FirstLease:
 
     async def _publish_initial(self) -> None:
         published: Published = await self.trainer.run(
-            TrainerActivities.publish,
+            LeaseContract.publish,
             Publish(lease=self.trainer.ref, version=self.state.admission.version),
             "publish the initial policy, v0",
         )

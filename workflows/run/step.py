@@ -14,7 +14,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import TRAINER_FAILED, message_of
+    from activities.contracts import LeaseContract
+    from activities.failure_types import FailureKind, message_of
     from activities.messages import (
         CommitStep,
         OptimStep,
@@ -27,7 +28,6 @@ with workflow.unsafe.imports_passed_through():
         SubmitGroups,
         Submitted,
     )
-    from activities.trainer import TrainerActivities
     from everburn.learning.diagnostics import distance_metrics
     from everburn.learning.schedules import learning_rate
     from everburn.records.ids import RewardSum, decode_groups, encode_groups, group_ranges
@@ -183,7 +183,7 @@ class OptimizerStep:
         started = workflow.time()
         groups = encode_groups([group.key for group in self.state.queue.batch])
         self._prepared = await self.trainer.run(
-            TrainerActivities.prepare_batch,
+            LeaseContract.prepare_batch,
             PrepareBatch(lease=self.trainer.ref, step=self.number, groups=groups),
             f"step {self.number} · prepare the batch · {_rows(groups)}",
         )
@@ -225,7 +225,7 @@ class OptimizerStep:
             prepared=self._prepared,
         )
         result: Submitted = await self.trainer.run(
-            TrainerActivities.forward_backward,
+            LeaseContract.forward_backward,
             order,
             f"step {order.step} · submission {part} · {_rows(groups)}",
         )
@@ -267,13 +267,13 @@ class OptimizerStep:
         started = workflow.time()
         try:
             result: OptimStepped = await self.trainer.run(
-                TrainerActivities.optim_step,
+                LeaseContract.optim_step,
                 OptimStep(lease=self.trainer.ref, step=self.number, adam=adam),
                 f"step {self.number} · optimizer · learning rate {adam.learning_rate:.3g}",
             )
         except ActivityError as error:
             # Every backward succeeded, so a trainer that refuses has lost its gradients.
-            raise LeaseLostError(message_of(error), TRAINER_FAILED) from error
+            raise LeaseLostError(message_of(error), FailureKind.TRAINER_FAILED) from error
         self._busy.append((started, workflow.time()))
         return result
 
@@ -312,7 +312,7 @@ class OptimizerStep:
             await self.recorder.carry_publication(version)
             return Published(snapshot=self.state.snapshot, seconds=0.0)
         published: Published = await self.trainer.run(
-            TrainerActivities.publish,
+            LeaseContract.publish,
             Publish(lease=self.trainer.ref, version=version),
             f"step {self.number} · publish policy v{version}",
         )
@@ -481,7 +481,7 @@ async def save_checkpoint(trainer: TrainerSession, state: RunState, step: int) -
     attempt = state.next_save(step)
     name = f"state-{step}" if attempt == 1 else f"state-{step}-try-{attempt}"
     saved: Saved = await trainer.run(
-        TrainerActivities.save_checkpoint,
+        LeaseContract.save_checkpoint,
         SaveCheckpoint(lease=trainer.ref, step=step, version=state.admission.version, name=name),
         f"step {step} · checkpoint {name}",
     )

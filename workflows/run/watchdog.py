@@ -12,8 +12,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import MAX_FINISHED, ReconciliationContract
     from activities.messages import Reconcile, Reconciled
-    from activities.reconciliation import MAX_FINISHED, ReconciliationActivities
     from everburn.records.ids import GroupKey, decode_groups, encode_groups
     from workflows.messages import EvaluationReport, GroupReport
     from workflows.queues import ORCHESTRATOR_QUEUE
@@ -122,7 +122,7 @@ class Watchdog:
         state = self._state
         lease, evaluation = self._trainer.awaited_id, self._evaluations.awaited_id
         found: Reconciled = await workflow.execute_activity_method(
-            ReconciliationActivities.reconcile,
+            ReconciliationContract.reconcile,
             Reconcile(
                 run=state.run,
                 groups=encode_groups(groups),
