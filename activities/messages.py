@@ -54,8 +54,18 @@ class RunLife(Message):
     life: int
 
 
-class RolloutOrder(Message):
+class UserCodeOrder(Message):
+    """Something that runs the user's code, whose errors may mean anything."""
+
     run: RunRef
+
+    @property
+    def where(self) -> str:
+        """The place that errors name."""
+        return f"run {self.run.id}"
+
+
+class RolloutOrder(UserCodeOrder):
     group: GroupKey
     completion: int
     version: int
@@ -67,6 +77,10 @@ class RolloutOrder(Message):
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.group.life)
 
+    @property
+    def where(self) -> str:
+        return f"{super().where} · row {self.group.cursor} · completion {self.completion}"
+
 
 class ReapResult(Message):
     """How much of what completions had registered couldn't be reaped."""
@@ -74,11 +88,10 @@ class ReapResult(Message):
     left: int
 
 
-class CompleteGroup(Message):
+class CompleteGroup(UserCodeOrder):
     """All completions of the group have ended. last: whether no attempt follows if too few have
     survived."""
 
-    run: RunRef
     group: GroupKey
     version: int
     outcomes: list[RolloutOutcome]
@@ -89,12 +102,15 @@ class CompleteGroup(Message):
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.group.life)
 
+    @property
+    def where(self) -> str:
+        return f"{super().where} · row {self.group.cursor}"
 
-class ShardOrder(Message):
+
+class ShardOrder(UserCodeOrder):
     """Held-out rows start..stop-1, evaluated under a policy version. life: of the run, which has
     begun the evaluation."""
 
-    run: RunRef
     life: int
     version: int
     shard: int
@@ -108,6 +124,10 @@ class ShardOrder(Message):
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.life)
 
+    @property
+    def where(self) -> str:
+        return f"{super().where} · evaluation rows {self.start}-{self.stop - 1}"
+
 
 class RowsFailed(Message):
     """Details of a shard's failure: how many of its rows failed."""
@@ -115,8 +135,7 @@ class RowsFailed(Message):
     failed: int
 
 
-class EvaluateFunction(Message):
-    run: RunRef
+class EvaluateFunction(UserCodeOrder):
     life: int
     version: int
     tries: int = 0
@@ -125,6 +144,10 @@ class EvaluateFunction(Message):
     def within(self) -> RunLife:
         """Whom it is done for."""
         return RunLife(run=self.run, life=self.life)
+
+    @property
+    def where(self) -> str:
+        return f"{super().where} · evaluation function"
 
 
 class CompleteEvaluation(Message):

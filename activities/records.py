@@ -13,7 +13,7 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from activities.failure_types import final_errors
+from activities.contracts import RecordContract
 from activities.messages import (
     CarryPublication,
     Committed,
@@ -40,98 +40,81 @@ from everburn.records.run_folder import (
     stored_config,
 )
 from everburn.records.steps import commit_step, record_step
-from everburn.records.store import ArtifactStore, StoreError, when_there_is_space
+from everburn.records.store import ArtifactStore, when_there_is_space
 from everburn.rollouts.evaluation import keep_before_and_after
 from everburn.rollouts.sandboxes import sandbox_keys
 
 
-class RecordActivities:
+class RecordActivities(RecordContract):
     def __init__(self, client: Client) -> None:
         self._client = client
 
     @activity.defn
     async def create_run(self, order: CreateRun) -> RunCreated:
-        """Make the run's folder, and learn what the server supports."""
-        with final_errors(StoreError):
-            await when_there_is_space(
-                create_run_folder,
-                order.run,
-                parse_config(order.config),
-                order.owner,
-                order.at,
-                order.step,
-            )
-            server = ServerAddress(
-                address=self._client.service_client.config.target_host,
-                namespace=self._client.namespace,
-            )
-            await when_there_is_space(record_server, ArtifactStore.of(order.run), server)
+        await when_there_is_space(
+            create_run_folder,
+            order.run,
+            parse_config(order.config),
+            order.owner,
+            order.at,
+            order.step,
+        )
+        server = ServerAddress(
+            address=self._client.service_client.config.target_host,
+            namespace=self._client.namespace,
+        )
+        await when_there_is_space(record_server, ArtifactStore.of(order.run), server)
         return RunCreated(search_attributes=await self._has_search_attributes())
 
     @activity.defn
     async def commit_step(self, step: StepCommit) -> Committed:
-        """Append a step to the ledger, and write its metrics."""
-        with final_errors(StoreError):
-            entry = await when_there_is_space(_commit, step)
+        entry = await when_there_is_space(_commit, step)
         reward = entry.metrics.get("rollout/raw_reward")
         return Committed(reward=None if reward is None else float(reward))
 
     @activity.defn
     async def skip_group(self, order: SkipGroup) -> None:
-        """Write down that a row isn't begun again, for whoever resumes the run."""
-        with final_errors(StoreError):
-            config = await asyncio.to_thread(stored_config, order.run)
-            await when_there_is_space(
-                skip_group,
-                ArtifactStore.of(order.run),
-                order.group,
-                order.version,
-                config.completions_per_prompt,
-            )
+        config = await asyncio.to_thread(stored_config, order.run)
+        await when_there_is_space(
+            skip_group,
+            ArtifactStore.of(order.run),
+            order.group,
+            order.version,
+            config.completions_per_prompt,
+        )
 
     @activity.defn
     async def record_command(self, order: RecordCommand) -> None:
-        """Keep what the run was told, or how it ended."""
-        with final_errors(StoreError):
-            await when_there_is_space(record_command, ArtifactStore.of(order.run), order.command)
+        await when_there_is_space(record_command, ArtifactStore.of(order.run), order.command)
 
     @activity.defn
     async def record_producer(self, order: RecordProducer) -> None:
-        with final_errors(StoreError):
-            await when_there_is_space(metrics.record, ArtifactStore.of(order.run), order.records)
+        await when_there_is_space(metrics.record, ArtifactStore.of(order.run), order.records)
 
     @activity.defn
     async def record_evaluation(self, order: RecordEvaluation) -> None:
-        with final_errors(StoreError):
-            await when_there_is_space(
-                metrics.amend,
-                ArtifactStore.of(order.run),
-                metrics.STEP_STREAM,
-                order.version,
-                order.metrics,
-            )
+        await when_there_is_space(
+            metrics.amend,
+            ArtifactStore.of(order.run),
+            metrics.STEP_STREAM,
+            order.version,
+            order.metrics,
+        )
 
     @activity.defn
     async def carry_publication(self, order: CarryPublication) -> None:
-        """Let the previous version's snapshot serve a version that changed nothing."""
-        with final_errors(StoreError):
-            await when_there_is_space(carry_publication, ArtifactStore.of(order.run), order.version)
+        await when_there_is_space(carry_publication, ArtifactStore.of(order.run), order.version)
 
     @activity.defn
     async def finish_run(self, order: FinishRun) -> None:
-        """Leave the evaluations under the names that people look for, and the last checkpoint's
-        time with its step."""
-        with final_errors(StoreError):
-            await when_there_is_space(
-                keep_before_and_after, order.run, order.initial_version, order.final_version
-            )
-            await asyncio.to_thread(_time_saves, ArtifactStore.of(order.run), order.save_seconds)
+        await when_there_is_space(
+            keep_before_and_after, order.run, order.initial_version, order.final_version
+        )
+        await asyncio.to_thread(_time_saves, ArtifactStore.of(order.run), order.save_seconds)
 
     @activity.defn
     async def count_sandboxes(self, run: RunRef) -> int:
-        """How many sandboxes of completions are still registered."""
-        with final_errors(StoreError):
-            return len(await asyncio.to_thread(sandbox_keys, ArtifactStore.of(run)))
+        return len(await asyncio.to_thread(sandbox_keys, ArtifactStore.of(run)))
 
     async def _has_search_attributes(self) -> bool:
         request = ListSearchAttributesRequest(namespace=self._client.namespace)

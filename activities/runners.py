@@ -10,41 +10,30 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from activities.imports import import_all
+# Unused here. Imported before any thread needs them: transformers imports itself in circles, and
+# of two threads that import it at once, one may get half a module.
+from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController  # noqa: F401
+from transformers import AutoTokenizer  # noqa: F401
+
+from activities.contracts import LOAD_TIMEOUT
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import Owner, find_owner
 from everburn.records.store import ArtifactStore
-from everburn.usercode.threads import to_thread
-
-if TYPE_CHECKING:
-    from everburn.rollouts.runner import RolloutRunner
-    from everburn.usercode.loop import UserLoop
+from everburn.rollouts.runner import RolloutRunner
+from everburn.usercode.loop import UserLoop
 
 MAX_RUNS = 8
 """Runs whose user code a worker keeps loaded, beyond those that it works for."""
-LOAD_TIMEOUT = 600.0
-"""Seconds that the user's factory may block: as long as preparing a task may take."""
-
-
-def preload() -> None:
-    """Import what the first rollout needs: tokenizers, and the SDK's samplers."""
-    import_all(
-        "everburn.rollouts.runner",
-        "transformers:AutoTokenizer",
-        "fireworks.training.sdk:FiretitanSamplingClient",
-        "fireworks.training.sdk:FixedConcurrencyController",
-    )
 
 
 @dataclass(eq=False)
 class _Loaded:
-    task: "asyncio.Task[RolloutRunner]"
+    task: asyncio.Task[RolloutRunner]
     users: int = 0
 
     @property
-    def runner(self) -> "RolloutRunner | None":
+    def runner(self) -> RolloutRunner | None:
         """None while it is loading, and where that has failed."""
         if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
             return None
@@ -54,12 +43,12 @@ class _Loaded:
 class Runners:
     """By run, the one used last at the end."""
 
-    def __init__(self, user_loop: "UserLoop") -> None:
+    def __init__(self, user_loop: UserLoop) -> None:
         self._user_loop = user_loop
         self._loaded: OrderedDict[tuple[RunRef, Owner | None], _Loaded] = OrderedDict()
 
     @asynccontextmanager
-    async def using(self, run: RunRef) -> "AsyncIterator[RolloutRunner]":
+    async def using(self, run: RunRef) -> AsyncIterator[RolloutRunner]:
         """The run's user code, which stays loaded for as long as the block runs; a failed load is
         tried again by the next caller."""
         key = run, await asyncio.to_thread(find_owner, ArtifactStore.of(run))
@@ -91,8 +80,5 @@ class Runners:
                 self._user_loop.call(runner.close)
 
 
-async def _load(run: RunRef) -> "RolloutRunner":
-    await to_thread(preload)
-    from everburn.rollouts.runner import RolloutRunner
-
+async def _load(run: RunRef) -> RolloutRunner:
     return RolloutRunner(run)

@@ -1,18 +1,28 @@
-"""What the holder of a lease does with its session: each operation, from its message to the domain
-and back.
+"""The operations of a lease, each in one place: its name, its key, what it does.
 
-Doesn't own who may ask for it, and how often (trainer.py): asked twice, an operation is done twice.
-The run's folder is another matter: what an operation reads and writes there may be done again, and
-a store that fails for a while ends no lease.
+A method decorated with `operation` is an activity of LeaseContract that happens once per key.
+Doesn't own single flight and order (everburn/trainers/lease.py) or who holds a lease (trainer.py).
+Reads and writes of the run's folder may be repeated: a store that fails for a while ends no lease.
 """
 
 import asyncio
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
+from typing import Any, TypeVar
 
+from temporalio import activity
+
+from activities.contracts import LeaseContract
+from activities.failure_types import application_error
 from activities.messages import (
+    LoadAdapter,
     LoadCheckpoint,
+    OptimStep,
+    OptimStepped,
+    PrepareBatch,
+    Promote,
+    Promoted,
     Publish,
     Published,
     ReplayStep,
@@ -21,138 +31,197 @@ from activities.messages import (
     SubmitGroups,
     Submitted,
 )
+from everburn.config import RunConfig
+from everburn.learning.batch import prepare_batch
+from everburn.learning.datums import Datum
+from everburn.learning.diagnostics import policy_distance
+from everburn.learning.reported import record_reported
+from everburn.learning.submissions import prepare_submission
+from everburn.records.checkpoints import Checkpoint, record_checkpoint
+from everburn.records.ids import RunRef
+from everburn.records.ledger import PreparedBatch, read_entry
+from everburn.records.publications import Publication, publish
+from everburn.records.replay import replay_step
+from everburn.records.run_folder import stored_config
+from everburn.records.store import ArtifactStore, StoreError, through_outages
+from everburn.trainers.fencing import check_fingerprint, record_fingerprint
+from everburn.trainers.guards import (
+    require_finite_gradients,
+    require_finite_logprobs,
+    require_finite_metrics,
+)
+from everburn.trainers.lease import Lease, OperationKey
+from everburn.trainers.probe import check_served, recorded_completion
+from everburn.trainers.protocol import TrainerClosedError, TrainerStateLostError
+from everburn.usercode.limits import LimitedLoop
 
-if TYPE_CHECKING:
-    from everburn.learning.batch import Score
-    from everburn.trainers.lease import Lease
-
-
-def scoring(lease: "Lease", loop: asyncio.AbstractEventLoop) -> "Score":
-    """The session's forward pass for user code, which runs on a loop of its own."""
-    from everburn.trainers.guards import require_finite_logprobs
-
-    async def forward(sequences: list[list[int]]) -> list[list[float]]:
-        return require_finite_logprobs("forward", await lease.trainer.forward(sequences))
-
-    async def score(sequences: list[list[int]]) -> list[list[float]]:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(forward(sequences), loop))
-
-    return score
-
-
-async def submit(lease: "Lease", order: SubmitGroups) -> Submitted:
-    from everburn.learning.diagnostics import policy_distance
-    from everburn.learning.reported import record_reported
-    from everburn.learning.submissions import prepare_submission
-    from everburn.records.run_folder import stored_config
-    from everburn.records.store import ArtifactStore, through_outages
-    from everburn.trainers.guards import require_finite_gradients
-
-    run = order.lease.run
-    store, config = ArtifactStore.of(run), await through_outages(stored_config, run)
-    datums = await through_outages(
-        prepare_submission,
-        store,
-        order.step,
-        order.part,
-        order.lease.epoch,
-        order.groups,
-        order.prepared,
-    )
-    gradients = await lease.in_turn(
-        order.step,
-        order.part,
-        lambda: lease.trainer.forward_backward(datums, config.loss, config.loss_config),
-    )
-    require_finite_gradients(gradients)
-    distance = policy_distance(datums, gradients.logprobs, config.clip)
-    await through_outages(
-        record_reported,
-        store,
-        order.step,
-        order.part,
-        order.lease.epoch,
-        distance.tokens,
-        gradients.metrics,
-    )
-    return Submitted(
-        datums=len(datums),
-        loss_sum=gradients.metrics.get("loss:sum"),
-        total_tokens=gradients.metrics.get("total_tokens:sum"),
-        distance=distance,
-        loss_metrics=gradients.loss_metrics,
-    )
+O = TypeVar("O")  # noqa: E741
+R = TypeVar("R")
+_Activity = Callable[["LeaseOperations", O], Coroutine[Any, Any, R]]
 
 
-async def publish(lease: "Lease", order: Publish) -> Published:
-    from everburn.records.publications import Publication, publish
-    from everburn.records.run_folder import stored_config
-    from everburn.records.store import ArtifactStore, through_outages
-    from everburn.trainers.probe import check_served, recorded_completion
+def operation(
+    key: Callable[[Any], tuple[int, int | str]],
+) -> Callable[[_Activity[O, R]], _Activity[O, R]]:
+    """Make a method an activity that happens once per lease and key, however often it is asked for.
 
-    started = time.monotonic()
-    run = order.lease.run
-    store, config = ArtifactStore.of(run), await through_outages(stored_config, run)
-    if not order.current and config.dedicated:
-        # A deployment serves one version: older ones go on at the current one.
-        return Published(snapshot="", seconds=0.0)
-    recorded = asyncio.create_task(
-        through_outages(recorded_completion, store, order.version, lease.epoch)
-    )
-    snapshot = await lease.trainer.publish(f"policy-{order.version:04d}-e{lease.epoch}")
-    gap = await check_served(lease.trainer, snapshot, *await recorded, config.served_tolerance)
-    publication = Publication(
-        version=order.version,
-        epoch=lease.epoch,
-        snapshot=snapshot.path,
-        handle=snapshot.handle,
-        shared=snapshot.shared,
-    )
-    await through_outages(partial(publish, current=order.current), store, publication)
-    return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
+    key: the step that an order belongs to, and which of several of that step it is.
+    """
+
+    def decorated(method: _Activity[O, R]) -> _Activity[O, R]:
+        @activity.defn
+        @wraps(method)
+        async def once(self: "LeaseOperations", order: Any) -> R:
+            step, part = key(order)
+            return await self.lease.once(
+                order.lease.epoch,
+                OperationKey(step, method.__name__, part),
+                lambda: method(self, order),
+            )
+
+        return once
+
+    return decorated
 
 
-async def load_checkpoint(lease: "Lease", order: LoadCheckpoint) -> None:
-    from everburn.records.run_folder import stored_config
-    from everburn.records.store import ArtifactStore, through_outages
-    from everburn.trainers.fencing import check_fingerprint
+class LeaseOperations(LeaseContract):
+    """batch_loop: the loop on which a run's `prepare_batch` runs."""
 
-    run = order.lease.run
-    config = await through_outages(stored_config, run)
-    await lease.trainer.load_checkpoint(order.path)
-    if config.dedicated:
-        await check_fingerprint(ArtifactStore.of(run), lease.trainer, order.path)
+    def __init__(self, lease: Lease, run: RunRef, batch_loop: Callable[[], LimitedLoop]) -> None:
+        self.lease = lease
+        self._run = run
+        self._store = ArtifactStore.of(run)
+        self._batch_loop = batch_loop
 
+    @operation(lambda order: (order.step, 0))
+    async def prepare_batch(self, order: PrepareBatch) -> PreparedBatch:
+        entrypoint = (await self._config()).prepare_batch
+        assert entrypoint is not None
+        loop = asyncio.get_running_loop()
 
-async def save_checkpoint(lease: "Lease", order: SaveCheckpoint) -> Saved:
-    from everburn.records.checkpoints import Checkpoint, record_checkpoint
-    from everburn.records.run_folder import stored_config
-    from everburn.records.store import ArtifactStore, through_outages
-    from everburn.trainers.fencing import record_fingerprint
+        async def forward(sequences: list[list[int]]) -> list[list[float]]:
+            logprobs = await self.lease.trainer.forward(sequences)
+            return require_finite_logprobs("forward", logprobs)
 
-    config = await through_outages(stored_config, order.lease.run)
-    started = time.monotonic()
-    path = await lease.trainer.save_checkpoint(order.name)
-    checkpoint = Checkpoint(
-        step=order.step,
-        version=order.version,
-        path=path,
-        epoch=lease.epoch,
-        base_model=config.base_model,
-        lora_rank=config.lora_rank,
-        adapter_seed=config.seed,
-    )
-    store = ArtifactStore.of(order.lease.run)
-    if config.dedicated:
-        await record_fingerprint(store, lease.trainer, path)
-    await through_outages(record_checkpoint, store, checkpoint)
-    return Saved(path=path, seconds=time.monotonic() - started)
+        async def score(sequences: list[list[int]]) -> list[list[float]]:
+            # User code runs on a loop of its own.
+            asked = asyncio.run_coroutine_threadsafe(forward(sequences), loop)
+            return await asyncio.wrap_future(asked)
 
+        try:
+            return await prepare_batch(
+                self._run, order.step, order.groups, entrypoint, score, self._batch_loop()
+            )
+        except (TrainerStateLostError, TrainerClosedError, StoreError):
+            raise
+        except Exception as error:
+            where = f"run {self._run.id} · step {order.step} · {entrypoint.name}"
+            raise application_error(error, where=where) from error
 
-async def replay(lease: "Lease", order: ReplayStep) -> None:
-    from everburn.records.ledger import read_entry
-    from everburn.records.replay import replay_step
-    from everburn.records.store import ArtifactStore, through_outages
+    @operation(lambda order: (order.step, order.part))
+    async def forward_backward(self, order: SubmitGroups) -> Submitted:
+        config = await self._config()
+        datums = await self._datums(order)
+        async with self.lease.turn(order.step, order.part):
+            sent = self.lease.trainer.forward_backward(datums, config.loss, config.loss_config)
+        gradients = require_finite_gradients(await sent)
+        distance = policy_distance(datums, gradients.logprobs, config.clip)
+        await through_outages(
+            record_reported,
+            self._store,
+            order.step,
+            order.part,
+            self.lease.epoch,
+            distance.tokens,
+            gradients.metrics,
+        )
+        return Submitted(
+            datums=len(datums),
+            loss_sum=gradients.metrics.get("loss:sum"),
+            total_tokens=gradients.metrics.get("total_tokens:sum"),
+            distance=distance,
+            loss_metrics=gradients.loss_metrics,
+        )
 
-    store = ArtifactStore.of(order.lease.run)
-    await replay_step(store, lease.trainer, await through_outages(read_entry, store, order.step))
+    @operation(lambda order: (order.step, 0))
+    async def optim_step(self, order: OptimStep) -> OptimStepped:
+        reported = await self.lease.trainer.optim_step(order.adam)
+        return OptimStepped(metrics=dict(require_finite_metrics("optim_step", reported)))
+
+    @operation(lambda order: (order.version, 0))
+    async def publish(self, order: Publish) -> Published:
+        started = time.monotonic()
+        config, epoch, trainer = await self._config(), self.lease.epoch, self.lease.trainer
+        if not order.current and config.dedicated:
+            # A deployment serves one version: older ones continue at the current one.
+            return Published(snapshot="", seconds=0.0)
+        recorded = asyncio.create_task(
+            through_outages(recorded_completion, self._store, order.version, epoch)
+        )
+        snapshot = await trainer.publish(f"policy-{order.version:04d}-e{epoch}")
+        gap = await check_served(trainer, snapshot, *await recorded, config.served_tolerance)
+        publication = Publication(
+            version=order.version,
+            epoch=epoch,
+            snapshot=snapshot.path,
+            handle=snapshot.handle,
+            shared=snapshot.shared,
+        )
+        await through_outages(partial(publish, current=order.current), self._store, publication)
+        return Published(snapshot=snapshot.path, seconds=time.monotonic() - started, gap=gap)
+
+    @operation(lambda order: (order.step, order.name))
+    async def save_checkpoint(self, order: SaveCheckpoint) -> Saved:
+        config = await self._config()
+        started = time.monotonic()
+        path = await self.lease.trainer.save_checkpoint(order.name)
+        checkpoint = Checkpoint(
+            step=order.step,
+            version=order.version,
+            path=path,
+            epoch=self.lease.epoch,
+            base_model=config.base_model,
+            lora_rank=config.lora_rank,
+            adapter_seed=config.seed,
+        )
+        if config.dedicated:
+            await record_fingerprint(self._store, self.lease.trainer, path)
+        await through_outages(record_checkpoint, self._store, checkpoint)
+        return Saved(path=path, seconds=time.monotonic() - started)
+
+    @operation(lambda order: (order.step, order.path))
+    async def load_checkpoint(self, order: LoadCheckpoint) -> None:
+        config = await self._config()
+        await self.lease.trainer.load_checkpoint(order.path)
+        if config.dedicated:
+            await check_fingerprint(self._store, self.lease.trainer, order.path)
+
+    @operation(lambda order: (0, order.path))
+    async def load_adapter(self, order: LoadAdapter) -> None:
+        await self.lease.trainer.load_adapter(order.path)
+
+    @operation(lambda order: (order.version, order.attempt))
+    async def promote(self, order: Promote) -> Promoted:
+        trainer = self.lease.trainer
+        model = await trainer.promote(order.snapshot, order.model_id, again=order.again)
+        return Promoted(model=model)
+
+    @operation(lambda order: (order.step, 0))
+    async def replay_step(self, order: ReplayStep) -> None:
+        entry = await through_outages(read_entry, self._store, order.step)
+        await replay_step(self._store, self.lease.trainer, entry)
+
+    async def _config(self) -> RunConfig:
+        return await through_outages(stored_config, self._run)
+
+    async def _datums(self, order: SubmitGroups) -> list[Datum]:
+        """Record what the request consists of, and build it."""
+        return await through_outages(
+            prepare_submission,
+            self._store,
+            order.step,
+            order.part,
+            self.lease.epoch,
+            order.groups,
+            order.prepared,
+        )

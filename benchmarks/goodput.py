@@ -209,16 +209,16 @@ def _command(*arguments: str) -> list[str]:
 
 async def serve_trainer(address: str) -> None:
     """A trainer worker whose sessions take their time."""
-    from activities.trainer import TrainerActivities, preload
+    from activities.trainer import TrainerActivities
+    from everburn.trainers import sdk
     from workers.connection import connect
     from workers.processes import trainer_worker, until_stopped
 
+    sdk.load()
     client = await connect(address, "default")
     activities = TrainerActivities(client, lambda ref, config: UnhurriedTrainer.open(config))
-    preloading = asyncio.create_task(asyncio.to_thread(preload))
     async with trainer_worker(client, activities):
         await until_stopped()
-    await preloading
     await activities.close()
 
 

@@ -13,6 +13,7 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from activities.errors import ErrorInterceptor
 from activities.failure_types import RedactingFailureConverter
 from activities.heartbeats import HeartbeatInterceptor
 
@@ -47,7 +48,7 @@ def everburn_plugin() -> SimplePlugin:
         data_converter=dataclasses.replace(
             pydantic_data_converter, failure_converter_class=RedactingFailureConverter
         ),
-        interceptors=[HeartbeatInterceptor()],
+        interceptors=[HeartbeatInterceptor(), ErrorInterceptor()],
         workflow_runner=_runner,
         # A message that doesn't fit its model must fail the run, not be retried forever.
         workflow_failure_exception_types=[ValidationError],

@@ -8,23 +8,28 @@ workers continue the run. Doesn't own the command line (workers/cli/app.py) or t
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
 
+from activities.contracts import (
+    ProvisioningContract,
+    ReconciliationContract,
+    RecordContract,
+    RolloutContract,
+    TrainerContract,
+    activities_of,
+)
 from activities.heartbeats import THROTTLE
 from activities.provisioning import ProvisioningActivities
 from activities.reconciliation import ReconciliationActivities
 from activities.records import RecordActivities
-from activities.rollouts import RolloutActivities
-from activities.runners import preload as preload_rollouts
-from activities.trainer import TrainerActivities
-from activities.trainer import preload as preload_trainer
+from everburn.trainers import sdk
 from everburn.usercode.loop import CLOSE_TIMEOUT
 from workers.exits import leave_blocked
 from workflows.children.evaluation import Evaluation
@@ -32,6 +37,10 @@ from workflows.children.prompt_group import PromptGroup
 from workflows.children.trainer_lease import TrainerLease, UpgradedTrainerLease
 from workflows.queues import ORCHESTRATOR_QUEUE, ROLLOUT_QUEUE, TRAINER_QUEUE
 from workflows.run.train_run import TrainRun
+
+if TYPE_CHECKING:
+    from activities.rollouts import RolloutActivities
+    from activities.trainer import TrainerActivities
 
 Role = Literal["orchestrator", "rollout", "trainer"]
 
@@ -78,65 +87,44 @@ def _worker(client: Client, queue: str, build: str | None, **settings: Any) -> W
 
 def orchestrator(client: Client, build: str | None = None) -> Worker:
     """Serves workflows, and light activities on the run's records."""
-    records = RecordActivities(client)
-    reconciliation = ReconciliationActivities(client)
     return _worker(
         client,
         ORCHESTRATOR_QUEUE,
         build,
         workflows=WORKFLOWS if build is None else VERSIONED_WORKFLOWS,
         activities=[
-            records.create_run,
-            records.commit_step,
-            records.record_producer,
-            records.record_evaluation,
-            records.carry_publication,
-            records.record_command,
-            records.skip_group,
-            records.finish_run,
-            records.count_sandboxes,
-            reconciliation.reconcile,
-            reconciliation.run_is_open,
+            *activities_of(RecordContract, RecordActivities(client)),
+            *activities_of(ReconciliationContract, ReconciliationActivities(client)),
         ],
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
     )
 
 
 def rollout_worker(
-    client: Client, activities: RolloutActivities, slots: int, build: str | None = None
+    client: Client, activities: "RolloutActivities", slots: int, build: str | None = None
 ) -> Worker:
     """Serves activities that run user code."""
     return _worker(
         client,
         ROLLOUT_QUEUE,
         build,
-        activities=[
-            activities.prepare_task,
-            activities.rollout,
-            activities.complete_group,
-            activities.reap,
-            activities.evaluate_shard,
-            activities.evaluate_function,
-            activities.complete_evaluation,
-        ],
+        activities=activities_of(RolloutContract, activities),
         max_concurrent_activities=slots,
     )
 
 
 def trainer_worker(
-    client: Client, activities: TrainerActivities, build: str | None = None
+    client: Client, activities: "TrainerActivities", build: str | None = None
 ) -> Worker:
     """Acquires leases, each of which is then served on its own queue, and provisions trainer jobs
     and deployments."""
-    provisioning = ProvisioningActivities(client)
     return _worker(
         client,
         TRAINER_QUEUE,
         build,
         activities=[
-            activities.acquire_lease,
-            provisioning.advance_provisioning,
-            provisioning.clean_up_provisioning,
+            *activities_of(TrainerContract, activities),
+            *activities_of(ProvisioningContract, ProvisioningActivities(client)),
         ],
         # One poller: a frozen worker keeps the tasks of its pollers until they time out.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
@@ -147,29 +135,33 @@ def trainer_worker(
 async def serving(
     role: Role, client: Client, slots: int = ROLLOUT_SLOTS, build: str | None = None
 ) -> AsyncIterator[Worker]:
-    """A worker of a role, closed afterwards."""
+    """A worker of a role, closed afterwards. The modules that only its role needs are imported
+    here, before it polls."""
     match role:
         case "orchestrator":
             yield orchestrator(client, build)
         case "rollout":
-            rollouts = RolloutActivities()
+            from activities.rollouts import RolloutActivities
+
+            rollouts = RolloutActivities(client)
             try:
-                async with _preloading(preload_rollouts):
-                    worker = rollout_worker(client, rollouts, slots, build)
-                    async with _leaving_when_blocked(rollouts, worker):
-                        yield worker
+                worker = rollout_worker(client, rollouts, slots, build)
+                async with _leaving_when_blocked(rollouts, worker):
+                    yield worker
             finally:
                 await _close(rollouts)
         case "trainer":
+            from activities.trainer import TrainerActivities
+
+            sdk.load()
             trainer = TrainerActivities(client)
             try:
-                async with _preloading(preload_trainer):
-                    yield trainer_worker(client, trainer, build)
+                yield trainer_worker(client, trainer, build)
             finally:
                 await trainer.close()
 
 
-async def _close(rollouts: RolloutActivities) -> None:
+async def _close(rollouts: "RolloutActivities") -> None:
     """Let cancelled rollouts clean up before the process ends."""
     rollouts.close()
     if not await asyncio.to_thread(rollouts.join, CLOSING):
@@ -177,7 +169,9 @@ async def _close(rollouts: RolloutActivities) -> None:
 
 
 @asynccontextmanager
-async def _leaving_when_blocked(rollouts: RolloutActivities, worker: Worker) -> AsyncIterator[None]:
+async def _leaving_when_blocked(
+    rollouts: "RolloutActivities", worker: Worker
+) -> AsyncIterator[None]:
     """End the process if user code blocks its event loop permanently, since it couldn't finish any
     rollout: other workers retry its rollouts, and its supervisor restarts it."""
 
@@ -192,17 +186,6 @@ async def _leaving_when_blocked(rollouts: RolloutActivities, worker: Worker) -> 
         yield
     finally:
         watching.cancel()
-
-
-@asynccontextmanager
-async def _preloading(preload: Callable[[], None]) -> AsyncIterator[None]:
-    """Import in a thread during the block; otherwise the first task, perhaps a recovery's, would
-    wait for seconds."""
-    task = asyncio.create_task(asyncio.to_thread(preload))
-    try:
-        yield
-    finally:
-        await task
 
 
 async def run_worker(

@@ -21,8 +21,10 @@ from everburn.trainers.protocol import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
-from everburn.trainers.send_once import NOT_REPEATED
 
+NOT_REPEATED = 412
+"""The answer to a request that send_once.py refuses: a status that the SDK doesn't retry and that
+the service doesn't use for training requests."""
 QUOTA_PATIENCE = 60
 """Seconds to wait for quota in a call; the SDK's default is an hour."""
 

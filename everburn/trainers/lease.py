@@ -7,7 +7,7 @@ acquisition of the next lease (the TrainerLease workflow).
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from everburn.trainers.protocol import Trainer, TrainerClosedError, TrainerState
 
 T = TypeVar("T")
 
-STEP_OPERATIONS = frozenset({"forward_backward", "optim_step", "replay"})
+STEP_OPERATIONS = frozenset({"forward_backward", "optim_step", "replay_step"})
 """Operations that must not run after their step."""
 
 
@@ -26,7 +26,8 @@ class OperationKey(NamedTuple):
 
     step: int
     operation: str
-    submission: int = 0
+    part: int | str = 0
+    """Which of several of the step: a submission's number, a checkpoint's name."""
 
 
 @dataclass
@@ -76,11 +77,13 @@ class Lease:
             self._forget_before(key.step)
         return await asyncio.shield(task)
 
-    async def in_turn(self, step: int, submission: int, send: Callable[[], Awaitable[T]]) -> T:
-        """Send a submission after the earlier ones of its step, and return its result.
+    @contextlib.asynccontextmanager
+    async def turn(self, step: int, submission: int) -> AsyncIterator[None]:
+        """The block sends a submission, after the earlier ones of its step, and doesn't await the
+        result: results may be pending concurrently.
 
         Gradients are summed in the order of sending, so that a replay of the ledger reproduces
-        them bit for bit. Results may be pending concurrently.
+        them bit for bit.
         """
         async with self._turns:
             if self._next[0] != step:
@@ -88,10 +91,9 @@ class Lease:
             await self._turns.wait_for(lambda: self._ended or self._next == (step, submission))
             if self._ended is not None:
                 raise self._ended
-            result = send()
+            yield
             self._next = (step, submission + 1)
             self._turns.notify_all()
-        return await result
 
     async def release(self) -> None:
         """End the lease for the run, and close the session."""

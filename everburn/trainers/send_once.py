@@ -11,6 +11,8 @@ import hashlib
 
 import httpx
 
+from everburn.trainers.errors import NOT_REPEATED
+
 CHANGING = frozenset(
     {
         "forward_backward",
@@ -23,8 +25,6 @@ CHANGING = frozenset(
     }
 )
 """Last part of the paths of mutations."""
-NOT_REPEATED = 412
-"""A status that the SDK doesn't retry and that the service doesn't use for training requests."""
 
 
 def send_once_client() -> httpx.AsyncClient:

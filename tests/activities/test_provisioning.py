@@ -6,14 +6,14 @@ import pytest
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.testing import ActivityEnvironment
 
-from activities import provisioning
+from activities.liveness import RunLiveness
 from activities.provisioning import ProvisioningActivities
 from everburn.records.ids import RunRef
 from everburn.records.provisioning import RECORD_KEY, find_provisioning
 from everburn.records.run_folder import CONFIG_KEY
 from everburn.records.store import ArtifactStore
+from support.activities import execute
 from support.emulator import RunningEmulator
 from support.full_disk import FullDisk
 from support.places import Place
@@ -23,10 +23,10 @@ from support.places import Place
 async def activities(monkeypatch: pytest.MonkeyPatch) -> ProvisioningActivities:
     """Of a run that goes on; no server is asked."""
 
-    async def is_open(client: Client, workflow_id: str) -> bool:
+    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
         return True
 
-    monkeypatch.setattr(provisioning, "is_open", is_open)
+    monkeypatch.setattr(RunLiveness, "is_alive", is_alive)
     return ProvisioningActivities(await Client.connect("127.0.0.1:1", lazy=True))
 
 
@@ -48,7 +48,7 @@ async def test_a_store_that_fails_is_asked_again(
     # A folder in the place of a file can't be read.
     ArtifactStore.of(run).put(CONFIG_KEY if corrupt else f"{CONFIG_KEY}/file", b"{")
     with pytest.raises(ApplicationError, match=CONFIG_KEY) as caught:
-        await ActivityEnvironment().run(getattr(activities, activity), run)
+        await execute(getattr(activities, activity), run)
     assert (caught.value.type, caught.value.non_retryable) == (kind, final)
 
 
@@ -60,7 +60,7 @@ async def test_a_store_that_fails_is_not_taken_for_the_control_plane(
     with pytest.raises(
         ApplicationError, match=r"^StoreError: can't read .*Is a directory"
     ) as caught:
-        await ActivityEnvironment().run(activities.advance_provisioning, place.run)
+        await execute(activities.advance_provisioning, place.run)
     assert (caught.value.type, caught.value.non_retryable) == ("StoreError", False)
 
 
@@ -78,18 +78,18 @@ async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
     record = find_provisioning(place.store)
     assert record is not None
 
-    async def is_open(client: Client, workflow_id: str) -> bool:
-        assert workflow_id == place.run.id
+    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
+        assert run == place.run
         return resumed
 
-    monkeypatch.setattr(provisioning, "is_open", is_open)
-    said = await ActivityEnvironment().run(activities.clean_up_provisioning, place.run, True)
+    monkeypatch.setattr(RunLiveness, "is_alive", is_alive)
+    said = await execute(activities.clean_up_provisioning, place.run, True)
     state = emulator.admin("GET", "state")
     assert (record.deployment_id in state["deployments"]) == resumed
     assert (state["jobs"][record.job_id] == "JOB_STATE_RUNNING") == resumed
-    assert (said == "the run goes on") == resumed
+    assert (said == "the run continues") == resumed
     # The run itself is open when it asks for it, at its end.
-    await ActivityEnvironment().run(activities.clean_up_provisioning, place.run)
+    await execute(activities.clean_up_provisioning, place.run)
     assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_DELETED"
 
 
@@ -105,12 +105,13 @@ async def test_nothing_is_given_back_while_the_server_cannot_tell_whether_the_ru
     record = find_provisioning(place.store)
     assert record is not None
 
-    async def is_open(client: Client, workflow_id: str) -> bool:
+    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
         raise RPCError("unavailable", RPCStatusCode.UNAVAILABLE, b"")
 
-    monkeypatch.setattr(provisioning, "is_open", is_open)
-    with pytest.raises(RPCError):
-        await ActivityEnvironment().run(activities.clean_up_provisioning, place.run, True)
+    monkeypatch.setattr(RunLiveness, "is_alive", is_alive)
+    with pytest.raises(ApplicationError) as caught:
+        await execute(activities.clean_up_provisioning, place.run, True)
+    assert (caught.value.type, caught.value.non_retryable) == ("RPCError", False)
     assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_RUNNING"
     place.provisioning.clean_up()
 
@@ -124,7 +125,7 @@ async def test_a_full_disk_is_waited_for(
     place = Place(emulator, tmp_path)
     disk = FullDisk(RECORD_KEY, times=10)
     disk.install(monkeypatch)
-    ready = await ActivityEnvironment().run(activities.advance_provisioning, place.run)
+    ready = await execute(activities.advance_provisioning, place.run)
     assert ready.stage != "unwanted"
     assert disk.refused == 10
     assert find_provisioning(place.store) is not None

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
-from temporalio.testing import ActivityEnvironment
 
-from activities.failure_types import RECOVERABLE, SNAPSHOT_GONE, STORE_FAILED, WORKER_UNFIT
+from activities.failure_types import FailureKind
 from activities.messages import Prepared, RolloutOrder, RowsFailed, ShardOrder
 from activities.rollouts import RolloutActivities
 from everburn import RecoverableRolloutError
@@ -21,6 +20,7 @@ from everburn.records.ids import GroupKey, RolloutOutcome, RunRef
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.failures import SnapshotGoneError
 from everburn.rollouts.sandboxes import Sandboxes, sandbox_keys
+from support.activities import execute
 from support.script import Draw, spread
 from support.scripted_run import scripted_run
 from support.threads import hanging
@@ -33,21 +33,20 @@ class Worker:
     """Its activities, outside of a worker: the server isn't needed for the seconds of a test."""
 
     def __init__(self, client: Client) -> None:
-        self.activities = RolloutActivities()
-        self._environment = ActivityEnvironment(client)
+        self.activities = RolloutActivities(client)
 
     async def prepare_task(self, run: RunRef) -> Prepared:
-        prepared: Prepared = await self._environment.run(self.activities.prepare_task, run)
+        prepared: Prepared = await execute(self.activities.prepare_task, run)
         return prepared
 
     async def rollout(self, run: RunRef) -> RolloutOutcome:
         order = RolloutOrder(run=run, group=GroupKey(cursor=0), completion=1, version=0, tries=0)
-        outcome: RolloutOutcome = await self._environment.run(self.activities.rollout, order)
+        outcome: RolloutOutcome = await execute(self.activities.rollout, order)
         return outcome
 
     async def evaluate_shard(self, run: RunRef, start: int, stop: int) -> None:
         order = ShardOrder(run=run, life=0, version=0, shard=0, start=start, stop=stop)
-        await self._environment.run(self.activities.evaluate_shard, order)
+        await execute(self.activities.evaluate_shard, order)
 
     async def failure(self, run: RunRef) -> ApplicationError:
         with pytest.raises(ApplicationError) as caught:
@@ -65,8 +64,16 @@ async def worker() -> AsyncIterator[Worker]:
 @pytest.mark.parametrize(
     ("members", "kind", "text"),
     [
-        ([SnapshotGoneError("version 0 isn't served")], SNAPSHOT_GONE, "version 0 isn't served"),
-        ([SnapshotGoneError("v"), RecoverableRolloutError("asleep")], RECOVERABLE, "asleep"),
+        (
+            [SnapshotGoneError("version 0 isn't served")],
+            FailureKind.SNAPSHOT_GONE,
+            "version 0 isn't served",
+        ),
+        (
+            [SnapshotGoneError("v"), RecoverableRolloutError("asleep")],
+            FailureKind.RECOVERABLE,
+            "asleep",
+        ),
         ([RecoverableRolloutError("asleep"), KeyError("answer")], "KeyError", "'answer'"),
     ],
 )
@@ -91,7 +98,7 @@ async def test_a_deadline_is_told_by_its_name_with_its_place(
         return 1.0
 
     failure = await worker.failure(scripted_run(tmp_path, play, rollout_timeout=0.05))
-    assert failure.type == RECOVERABLE
+    assert failure.type == FailureKind.RECOVERABLE
     assert failure.message == f"{WHERE}: TimeoutError: not finished within rollout_timeout (0.05 s)"
 
 
@@ -184,7 +191,7 @@ async def test_a_store_that_fails_is_told_as_such_and_a_corrupt_file_by_its_name
     rows.rename(rows.with_suffix(".aside"))
     rows.mkdir()
     failure = await worker.failure(run)
-    assert failure.type == STORE_FAILED and "rows.jsonl: Is a directory" in failure.message
+    assert failure.type == FailureKind.STORE and "rows.jsonl: Is a directory" in failure.message
     rows.rmdir()
     rows.write_text('{"row": 0')
     failure = await worker.failure(run)
@@ -204,7 +211,7 @@ async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_fail
     monkeypatch.syspath_prepend(tmp_path)
     run = run_of_code(tmp_path, "asks_a_service", "raise ConnectionRefusedError('no database')")
     failure = await worker.failure(run)
-    assert failure.type == WORKER_UNFIT and "no database" in failure.message
+    assert failure.type == FailureKind.WORKER_UNFIT and "no database" in failure.message
 
 
 NEEDS_A_LOOP = """

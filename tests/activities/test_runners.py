@@ -12,7 +12,6 @@ from activities.runners import Runners
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import OWNER_KEY, Owner
 from everburn.records.store import ArtifactStore
-from everburn.rollouts import runner
 from everburn.usercode.loop import UserLoop
 from support.waiting import until
 
@@ -44,7 +43,7 @@ def user_loop() -> Iterator[UserLoop]:
 def runners(user_loop: UserLoop, monkeypatch: pytest.MonkeyPatch) -> Runners:
     loaded.clear()
     closed.clear()
-    monkeypatch.setattr(runner, "RolloutRunner", Runner)
+    monkeypatch.setattr(runners_module, "RolloutRunner", Runner)
     monkeypatch.setattr(runners_module, "MAX_RUNS", 2)
     return Runners(user_loop)
 

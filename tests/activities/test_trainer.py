@@ -7,10 +7,9 @@ import pytest
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
-from temporalio.testing import ActivityEnvironment
 
-from activities import trainer as trainer_activities
-from activities.failure_types import TRAINER_STATE_LOST
+from activities.failure_types import FailureKind
+from activities.liveness import RunLiveness
 from activities.messages import AcquireLease, LeaseGrant, LeaseRef, LoadCheckpoint, OptimStep
 from activities.trainer import TrainerActivities
 from everburn.config import RunConfig, parse_config
@@ -22,6 +21,7 @@ from everburn.trainers.protocol import (
     TrainerRejectedError,
     TrainerStateLostError,
 )
+from support.activities import execute
 from support.sessions import ADAM
 from support.trainer import ScriptedTrainer
 from support.waiting import until
@@ -31,14 +31,14 @@ from support.waiting import until
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRef:
     """A run's folder. Its workflow isn't there, and is taken to be."""
 
-    async def is_open(client: Client, workflow_id: str) -> bool:
+    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
         return True
 
-    async def is_awaited(client: Client, attempt: activity.Info) -> bool:
+    async def awaits(self: RunLiveness, attempt: activity.Info) -> bool:
         return True
 
-    monkeypatch.setattr(trainer_activities, "is_open", is_open)
-    monkeypatch.setattr(trainer_activities, "is_awaited", is_awaited)
+    monkeypatch.setattr(RunLiveness, "is_alive", is_alive)
+    monkeypatch.setattr(RunLiveness, "awaits", awaits)
     return a_run(tmp_path, "run")
 
 
@@ -53,7 +53,7 @@ def a_run(store: Path, name: str) -> RunRef:
     ("error", "kind"),
     [
         (QuotaExceededError("add credit"), "QuotaExceededError"),
-        (TrainerStateLostError("it restarted"), TRAINER_STATE_LOST),
+        (TrainerStateLostError("it restarted"), FailureKind.TRAINER_STATE_LOST),
     ],
 )
 async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
@@ -67,12 +67,13 @@ async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
         return await trainer.open()
 
     activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
-    ref, environment = LeaseRef(run=run, epoch=1), ActivityEnvironment()
-    await environment.run(activities.acquire_lease, AcquireLease(run=run, epoch=1))
+    ref = LeaseRef(run=run, epoch=1)
+    await execute(activities.acquire_lease, AcquireLease(run=run, epoch=1))
     step = OptimStep(lease=ref, step=1, adam=ADAM)
-    for operation, order in ((activities.optim_step, step), (activities.hold_lease, ref)):
+    operations = activities.held[ref].operations
+    for operation, order in ((operations.optim_step, step), (activities.hold_lease, ref)):
         with pytest.raises(ApplicationError, match=str(error)) as caught:
-            await environment.run(operation, order)
+            await execute(operation, order)
         assert caught.value.type == kind
     await activities.close()
     assert trainer.count("close") == 1
@@ -82,7 +83,7 @@ async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
     ("error", "kind"),
     [
         (KeyRefusedError("the key has expired"), "KeyRefusedError"),
-        (TrainerRejectedError("no such model"), TRAINER_STATE_LOST),
+        (TrainerRejectedError("no such model"), FailureKind.TRAINER_STATE_LOST),
     ],
 )
 async def test_a_session_that_refuses_its_holder_ends_its_lease(
@@ -100,14 +101,15 @@ async def test_a_session_that_refuses_its_holder_ends_its_lease(
         return await trainer.open()
 
     activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
-    ref, environment = LeaseRef(run=run, epoch=1), ActivityEnvironment()
+    ref = LeaseRef(run=run, epoch=1)
     await acquiring(activities, run)
+    operations = activities.held[ref].operations
     with pytest.raises(ApplicationError, match=str(error)) as caught:
-        await environment.run(activities.hold_lease, ref)
+        await execute(activities.hold_lease, ref)
     assert caught.value.type == kind
     with pytest.raises(ApplicationError, match=str(error)) as caught:
-        await environment.run(activities.optim_step, OptimStep(lease=ref, step=1, adam=ADAM))
-    assert caught.value.type == TRAINER_STATE_LOST
+        await execute(operations.optim_step, OptimStep(lease=ref, step=1, adam=ADAM))
+    assert caught.value.type == FailureKind.TRAINER_STATE_LOST
     await activities.close()
     assert trainer.calls == ["open", "close"]
 
@@ -124,9 +126,7 @@ async def test_sessions_are_closed_however_their_queues_workers_end(
     client = await Client.connect(temporal_server, namespace="nowhere")
     activities = TrainerActivities(client, open_trainer)
     for epoch in (1, 2):
-        await ActivityEnvironment().run(
-            activities.acquire_lease, AcquireLease(run=run, epoch=epoch)
-        )
+        await execute(activities.acquire_lease, AcquireLease(run=run, epoch=epoch))
     await until(lambda: trainer.count("close") == 1, lambda: trainer.calls)
     await activities.close()
     assert (trainer.count("open"), trainer.count("close")) == (2, 2)
@@ -167,10 +167,11 @@ async def test_attempts_at_one_lease_share_its_session(temporal_server: str, run
     first, *others = await asyncio.gather(*attempts, acquiring(activities, run))
     assert others == [first] * 3
 
-    ref, environment = LeaseRef(run=run, epoch=1), ActivityEnvironment()
+    ref = LeaseRef(run=run, epoch=1)
     load = LoadCheckpoint(lease=ref, step=3, path="state-3")
-    await environment.run(activities.load_checkpoint, load)
-    await environment.run(activities.optim_step, OptimStep(lease=ref, step=4, adam=ADAM))
+    operations = activities.held[ref].operations
+    await execute(operations.load_checkpoint, load)
+    await execute(operations.optim_step, OptimStep(lease=ref, step=4, adam=ADAM))
     await activities.close()
     assert trainer.calls == ["open", "load_checkpoint state-3", "optim_step", "close"]
 
@@ -201,4 +202,4 @@ async def test_a_session_that_no_attempt_waits_for_any_more_is_closed(
 def acquiring(activities: TrainerActivities, run: RunRef) -> asyncio.Task[LeaseGrant]:
     """An attempt at the run's first lease."""
     order = AcquireLease(run=run, epoch=1)
-    return asyncio.ensure_future(ActivityEnvironment().run(activities.acquire_lease, order))
+    return asyncio.ensure_future(execute(activities.acquire_lease, order))

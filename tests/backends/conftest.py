@@ -147,7 +147,7 @@ async def shared_service(
     await register_namespace(temporal_server, NAMESPACE)
     plugins = [everburn_plugin(), shared_workflow_modules()]
     client = await Client.connect(temporal_server, namespace=NAMESPACE, plugins=plugins)
-    rollouts, trainers = RolloutActivities(), TrainerActivities(client)
+    rollouts, trainers = RolloutActivities(client), TrainerActivities(client)
     async with contextlib.AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(provisioning, "FIRST_INTERVAL", 0.1)

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from fireworks.training.sdk import DeploymentManager, TrainerJobConfig, TrainerJobManager
 from temporalio import activity
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities import provisioning
 from activities import trainer as trainer_activities
+from activities.liveness import RunLiveness
 from backends.conftest import Run, Service, a_config
 from everburn.emulator.models.base_model import TINY
 from everburn.records.checkpoints import find_checkpoint
+from everburn.records.ids import RunRef
 from everburn.records.publications import current_publication
 from everburn.records.run_folder import stored_config
 from support.waiting import Gate, until
@@ -254,15 +255,15 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
 ) -> None:
     """That life's lease finds no run, and its cleanup comes when there is one again."""
     asked, late = asyncio.Event(), Gate()
-    look = provisioning.is_open
+    check = RunLiveness.is_alive
 
-    async def look_late(client: Client, workflow_id: str) -> bool:
+    async def check_late(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
         if activity.info().activity_type == "clean_up_provisioning":
             asked.set()
             await late.passed()
-        return await look(client, workflow_id)
+        return await check(self, run, life)
 
-    monkeypatch.setattr(provisioning, "is_open", look_late)
+    monkeypatch.setattr(RunLiveness, "is_alive", check_late)
     run = await service.start(tmp_path, **LORA | {"rows": 40})
     await run.until_step(1)
     job = run.provisioned.job_id

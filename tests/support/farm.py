@@ -141,7 +141,7 @@ class Farm:
         client = await Client.connect(
             config.target_host, namespace=self.client.namespace, plugins=self.plugins
         )
-        activities = RolloutActivities()
+        activities = RolloutActivities(client)
         async with rollout_worker(client, activities, SLOTS):
             yield activities
         activities.close()
@@ -183,7 +183,7 @@ async def open_farm(
     Everburn's own plugin; build: of versioned workers."""
     plugins = [everburn_plugin(), *tuning]
     client = await Client.connect(address, namespace=namespace, plugins=plugins)
-    rollouts = RolloutActivities()
+    rollouts = RolloutActivities(client)
     trainers = TrainerActivities(client, _open_trainer)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(rollouts.close)

@@ -8,12 +8,11 @@ import pytest
 from fireworks.training.sdk import FiretitanServiceClient, types
 
 from activities.messages import LeaseRef, SaveCheckpoint
-from activities.trainer_operations import save_checkpoint
 from everburn.emulator.models.base_model import TINY
 from everburn.records.provisioning import ProvisioningRecord, find_provisioning
 from everburn.trainers.dedicated import DedicatedTrainer
-from everburn.trainers.lease import Lease
 from everburn.trainers.protocol import TrainerUnavailableError, TrainerUnfitError
+from support.activities import lease_operations
 from support.emulator import RunningEmulator, supervised
 from support.places import Place
 from support.sessions import ADAM, a_datum
@@ -140,7 +139,7 @@ async def test_a_run_with_a_checkpoint_loads_it_whatever_the_job_has(job: Job) -
     order = SaveCheckpoint(
         lease=LeaseRef(run=place.run, epoch=1), step=0, version=0, name="state-0"
     )
-    path = (await save_checkpoint(Lease(1, first), order)).path
+    path = (await lease_operations(first, place.run).save_checkpoint(order)).path
     step = (await train(first))["step"]
     second = await place.open(2)
     await second.load_checkpoint(path)

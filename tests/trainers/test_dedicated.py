@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
-from activities.trainer_operations import load_checkpoint, save_checkpoint
 from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import write_rollout
 from everburn.records.ids import GroupKey
@@ -29,7 +28,6 @@ from everburn.trainers.fencing import (
     put_fingerprint,
     record_fingerprint,
 )
-from everburn.trainers.lease import Lease
 from everburn.trainers.protocol import (
     PromotionError,
     TrainerCapacityError,
@@ -37,6 +35,7 @@ from everburn.trainers.protocol import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
+from support.activities import lease_operations
 from support.emulator import RunningEmulator, running_emulator
 from support.full_disk import FullDisk
 from support.places import Place
@@ -359,21 +358,21 @@ async def test_a_state_that_differs_from_the_saved_one_is_detected(place: Place)
 async def test_the_initial_state_has_a_fingerprint(place: Place) -> None:
     """It is saved before any completion exists, and recovery may load it."""
     trainer = await place.open(1)
-    lease, ref = Lease(1, trainer), LeaseRef(run=place.run, epoch=1)
+    operations, ref = lease_operations(trainer, place.run), LeaseRef(run=place.run, epoch=1)
     paths = []
     for step in range(2):
         order = SaveCheckpoint(lease=ref, step=step, version=step, name=f"state-{step}-e1")
-        paths.append((await save_checkpoint(lease, order)).path)
+        paths.append((await operations.save_checkpoint(order)).path)
         await trainer.forward_backward([a_datum()], "importance_sampling", {})
         await trainer.optim_step(ADAM)
     assert len(place.store.keys("fingerprints")) == 2
     load_0 = LoadCheckpoint(lease=ref, step=0, path=paths[0])
-    await load_checkpoint(lease, load_0)
+    await operations.load_checkpoint(load_0)
     # A service that loads the wrong state.
     load = trainer.load_checkpoint
     trainer.load_checkpoint = lambda path: load(paths[1])  # type: ignore[method-assign]
     with pytest.raises(TrainerStateLostError, match="another holder may have changed the weights"):
-        await load_checkpoint(lease, load_0)
+        await lease_operations(trainer, place.run).load_checkpoint(load_0)
     await trainer.close()
 
 
@@ -400,10 +399,10 @@ async def test_the_store_is_read_in_threads(
 
         monkeypatch.setattr(ArtifactStore, method, watched)
     trainer = await attached.open(1)
-    lease, ref = Lease(1, trainer), LeaseRef(run=attached.run, epoch=1)
+    operations, ref = lease_operations(trainer, attached.run), LeaseRef(run=attached.run, epoch=1)
     order = SaveCheckpoint(lease=ref, step=0, version=0, name="state-0")
-    saved = await save_checkpoint(lease, order)
-    await load_checkpoint(lease, LoadCheckpoint(lease=ref, step=0, path=saved.path))
+    saved = await operations.save_checkpoint(order)
+    await operations.load_checkpoint(LoadCheckpoint(lease=ref, step=0, path=saved.path))
     await trainer.close()
     assert {"get provisioning.json", "keys checkpoints", "keys groups"} <= set(in_threads)
     assert not on_loop

@@ -1,7 +1,6 @@
 """A lease: each operation once, submissions in order, superseded leases refused."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -109,17 +108,15 @@ async def test_submissions_are_sent_in_order_and_may_be_pending_together(
     sent: list[int] = []
     ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
 
-    def send(number: int) -> Callable[[], Awaitable[str]]:
-        def sending() -> Awaitable[str]:
+    async def submit(number: int) -> str:
+        async with lease.turn(1, number):
             sent.append(number)
-            return ends[number]
+        return await ends[number]
 
-        return sending
-
-    later = [asyncio.create_task(lease.in_turn(1, n, send(n))) for n in (2, 1)]
+    later = [asyncio.create_task(submit(number)) for number in (2, 1)]
     await asyncio.sleep(0.01)
     assert sent == []
-    first = asyncio.create_task(lease.in_turn(1, 0, send(0)))
+    first = asyncio.create_task(submit(0))
     await until(lambda: len(sent) == 3)
     assert sent == [0, 1, 2]
     for number in (2, 0, 1):
@@ -129,19 +126,20 @@ async def test_submissions_are_sent_in_order_and_may_be_pending_together(
 
 
 async def test_each_step_counts_its_submissions_from_zero(lease: Lease) -> None:
-    async def applied() -> str:
-        return "applied"
-
+    taken = []
     for step in (1, 2):
         for submission in (0, 1):
-            assert await lease.in_turn(step, submission, applied) == "applied"
+            async with lease.turn(step, submission):
+                taken.append((step, submission))
+    assert taken == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
 async def test_a_waiting_submission_fails_when_the_lease_ends(lease: Lease) -> None:
-    async def never() -> str:
-        raise AssertionError("it isn't its turn")
+    async def submit() -> None:
+        async with lease.turn(1, 1):
+            raise AssertionError("it isn't its turn")
 
-    waiting = asyncio.create_task(lease.in_turn(1, 1, never))
+    waiting = asyncio.create_task(submit())
     await asyncio.sleep(0)
     await lease.end(TrainerStateLostError("the session expired"))
 
@@ -166,8 +164,10 @@ async def test_an_operation_is_refused_after_its_step(lease: Lease) -> None:
         for name in ("forward_backward", "optim_step"):
             await lease.once(2, OperationKey(step, name), operation)
     begun = operation.begun
-    for name in ("forward_backward", "optim_step", "replay"):
+    for name in ("forward_backward", "optim_step", "replay_step"):
         with pytest.raises(TrainerStateLostError, match="comes too late: step 3 was taken"):
             await lease.once(2, OperationKey(1, name), operation)
     assert operation.begun == begun
-    assert await lease.once(2, OperationKey(3, "save state-3"), operation) == "applied"
+    assert (
+        await lease.once(2, OperationKey(3, "save_checkpoint", "state-3"), operation) == "applied"
+    )

@@ -5,8 +5,9 @@ import sys
 
 WITHOUT_TORCH = """
 import sys
-from activities.trainer import preload
-preload()
+import activities.trainer
+from everburn.trainers import sdk
+sdk.load()
 from everburn.trainers.serverless import to_sdk
 from everburn.learning.datums import build_datum
 from everburn import RolloutSample

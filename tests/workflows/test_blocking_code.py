@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.runners import LOAD_TIMEOUT
+from activities.contracts import LOAD_TIMEOUT
 from everburn.rollouts.attempt import STORE_PATIENCE
 from everburn.rollouts.sandboxes import END_TIMEOUT
 from everburn.usercode import loop

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from temporalio.common import RetryPolicy
 
+from activities import liveness
 from everburn.learning.batch import Batch
-from everburn.records import run_folder, store
+from everburn.records import store
 from everburn.records.run_folder import Owner
 from everburn.records.store import ArtifactStore, StoreError
 from everburn.rollouts import attempt as rollout_attempt
@@ -140,7 +141,7 @@ async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     """It is known before a session is opened; a session whose holder failed then would live on."""
-    find, failed = run_folder.find_owner, []
+    find, failed = liveness.find_owner, []
 
     def find_unless_first(store: ArtifactStore) -> Owner | None:
         found = find(store)
@@ -149,7 +150,7 @@ async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
             raise StoreError("can't read the owner: Input/output error")
         return found
 
-    monkeypatch.setattr(run_folder, "find_owner", find_unless_first)
+    monkeypatch.setattr(liveness, "find_owner", find_unless_first)
     run = await start(Script(), rows=1)
     await run.result()
     assert failed

@@ -24,6 +24,7 @@ from everburn.trainers.protocol import (
     TrainerStateLostError,
     TrainerUnavailableError,
 )
+from support.activities import execute
 from support.farm import Farm, Start
 from support.script import Draw, Script
 from support.trainer import ScriptedTrainer
@@ -426,11 +427,11 @@ async def test_an_attempt_that_was_given_up_before_it_began_opens_nothing(
     elsewhere = TrainerActivities(client, open_another)
     order = AcquireLease(run=run.ref, epoch=1)
     with pytest.raises(ApplicationError, match="given up before it began"):
-        await environment.run(elsewhere.acquire_lease, order)
+        await execute(elsewhere.acquire_lease, order, environment=environment)
     trainer.hold("open").open()
     await run.until(step=1)
     with pytest.raises(ApplicationError, match="given up before it began"):
-        await environment.run(elsewhere.acquire_lease, order)
+        await execute(elsewhere.acquire_lease, order, environment=environment)
     await run.result()
     assert [entry.epoch for entry in run.ledger] == [1]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 
-from activities import run_watch, trainer
+from activities import liveness, trainer
 from activities.messages import RunLife
 from activities.reconciliation import ReconciliationActivities
 from everburn.records.run_folder import OWNER_KEY
@@ -22,7 +22,7 @@ from workers.stack.temporal_server import find_binary
 
 @pytest.fixture(autouse=True)
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_watch, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "INTERVAL", 0.2)
     monkeypatch.setattr(trainer, "PROBE_INTERVAL", 0.2)
 
 
@@ -91,7 +91,7 @@ async def test_what_a_former_life_has_begun_ends_while_the_run_goes_on(
         await (gate if len(evaluations) > 1 else Gate()).passed()
         return {"skill": len(evaluations)}
 
-    monkeypatch.setattr(run_watch, "INTERVAL", 2.0)
+    monkeypatch.setattr(liveness, "INTERVAL", 2.0)
     former = await start(Script(play, evaluate=evaluate), rows=1)
     await until(lambda: len(former.script.begun) == 2 and evaluations == [0])
     await former.handle.terminate("a test")

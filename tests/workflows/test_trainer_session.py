@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.failure_types import QUOTA, TRAINER_STATE_LOST
+from activities.failure_types import FailureKind
 from activities.messages import LeaseGrant
 from everburn.config import parse_config
 from everburn.records.ids import RunRef
@@ -21,10 +21,10 @@ def test_what_a_lease_says_late_of_its_end_changes_nothing():
     state.lease.lease_epoch = 1
     state.lease.grant = LeaseGrant(epoch=1, task_queue="queue", session="session", holder="holder")
     session = TrainerSession(state, config)
-    acted_on = LeaseEnded(epoch=1, error="add credit", error_type=TRAINER_STATE_LOST)
+    acted_on = LeaseEnded(epoch=1, error="add credit", error_type=FailureKind.TRAINER_STATE_LOST)
     session.on_ended(acted_on)
-    session.on_ended(LeaseEnded(epoch=1, error="add credit", error_type=QUOTA))
+    session.on_ended(LeaseEnded(epoch=1, error="add credit", error_type=FailureKind.QUOTA))
     assert state.lease.end == acted_on
     with pytest.raises(LeaseLostError) as caught:
         session.check()
-    assert caught.value.kind == TRAINER_STATE_LOST
+    assert caught.value.kind == FailureKind.TRAINER_STATE_LOST

@@ -12,6 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import RolloutContract
     from activities.failure_types import message_of
     from activities.messages import (
         CompleteEvaluation,
@@ -20,7 +21,6 @@ with workflow.unsafe.imports_passed_through():
         RowsFailed,
         ShardOrder,
     )
-    from activities.rollouts import RolloutActivities
     from activities.search_attributes import POLICY_VERSION, REWARD, RUN
     from everburn.rollouts.evaluation import SHARD_ROWS
     from workflows.children.retries import ONCE, AttemptsUsedUpError, in_attempts
@@ -77,7 +77,7 @@ class Evaluation:
     async def _function(self, tries: int) -> EvaluationSummary:
         order = self._order
         summary: EvaluationSummary = await workflow.execute_activity_method(
-            RolloutActivities.evaluate_function,
+            RolloutContract.evaluate_function,
             EvaluateFunction(run=order.run, life=order.life, version=order.version, tries=tries),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=timedelta(seconds=order.timeout),
@@ -94,7 +94,7 @@ class Evaluation:
 
         async def evaluate(tries: int) -> None:
             await workflow.execute_activity_method(
-                RolloutActivities.evaluate_shard,
+                RolloutContract.evaluate_shard,
                 ShardOrder(
                     run=order.run,
                     life=order.life,
@@ -141,7 +141,7 @@ class Evaluation:
         order = self._order
         try:
             summary = await workflow.execute_activity_method(
-                RolloutActivities.complete_evaluation,
+                RolloutContract.complete_evaluation,
                 CompleteEvaluation(
                     run=order.run,
                     version=order.version,

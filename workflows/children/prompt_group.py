@@ -12,11 +12,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import LOAD_TIMEOUT, ReconciliationContract, RolloutContract
     from activities.failure_types import message_of
     from activities.messages import CompleteGroup, RolloutOrder, RunLife
-    from activities.reconciliation import ReconciliationActivities
-    from activities.rollouts import RolloutActivities
-    from activities.runners import LOAD_TIMEOUT
     from everburn.records.ids import GroupOutcome, GroupResult, RolloutOutcome
     from workflows.children.retries import ONCE, AttemptsUsedUpError, in_attempts
     from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
@@ -97,7 +95,7 @@ class PromptGroup:
         for wait in (60, 120, 240, *[600] * 1000):
             await workflow.sleep(wait, summary="does the run still exist?")
             is_open = await workflow.execute_activity_method(
-                ReconciliationActivities.run_is_open,
+                ReconciliationContract.run_is_open,
                 RunLife(run=self._order.run, life=self._order.key.life),
                 task_queue=ORCHESTRATOR_QUEUE,
                 start_to_close_timeout=timedelta(minutes=1),
@@ -138,7 +136,7 @@ class PromptGroup:
     async def _rollout(self, completion: int, tries: int) -> RolloutOutcome:
         order = self._order
         outcome: RolloutOutcome = await workflow.execute_activity_method(
-            RolloutActivities.rollout,
+            RolloutContract.rollout,
             RolloutOrder(
                 run=order.run,
                 group=order.key,
@@ -157,7 +155,7 @@ class PromptGroup:
     async def _complete_group(self) -> GroupReport:
         order, outcomes = self._order, self._outcomes
         result: GroupResult = await workflow.execute_activity_method(
-            RolloutActivities.complete_group,
+            RolloutContract.complete_group,
             CompleteGroup(
                 run=order.run,
                 group=order.key,

@@ -13,9 +13,9 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import NOT_PROVISIONED, message_of
+    from activities.contracts import ProvisioningContract
+    from activities.failure_types import FailureKind, message_of
     from activities.messages import ProvisioningReadiness
-    from activities.provisioning import ProvisioningActivities
     from everburn.records.ids import RunRef
     from workflows.messages import ProvisioningWait
     from workflows.queues import TRAINER_QUEUE
@@ -80,7 +80,7 @@ class Provisioning:
 
     async def _poll(self) -> ProvisioningReadiness:
         return await workflow.execute_activity_method(
-            ProvisioningActivities.advance_provisioning,
+            ProvisioningContract.advance_provisioning,
             self._run,
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=CHECK_TIMEOUT,
@@ -112,7 +112,7 @@ async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
     if it is resumed first, nothing is released."""
     try:
         done = await workflow.execute_activity_method(
-            ProvisioningActivities.clean_up_provisioning,
+            ProvisioningContract.clean_up_provisioning,
             args=[run, orphaned],
             task_queue=TRAINER_QUEUE,
             start_to_close_timeout=CHECK_TIMEOUT,
@@ -130,4 +130,4 @@ async def clean_up(run: RunRef, *, orphaned: bool = False) -> str | None:
 
 
 def _unavailable(text: str) -> ApplicationError:
-    return ApplicationError(text, type=NOT_PROVISIONED, non_retryable=True)
+    return ApplicationError(text, type=FailureKind.NOT_PROVISIONED, non_retryable=True)

@@ -10,30 +10,15 @@ from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import (
-    ActivityError,
-    ApplicationError,
-    CancelledError,
-    TimeoutError,
-    TimeoutType,
-)
+from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import (
-        RECOVERABLE,
-        SNAPSHOT_GONE,
-        STORE_FAILED,
-        STORE_FULL,
-        WORKER_SHUTDOWN,
-        WORKER_UNFIT,
-        message_of,
-    )
+    from activities.failure_types import WAITS_FOR, FailureKind, kind_of, message_of
 
 T = TypeVar("T")
 
 ONCE = RetryPolicy(maximum_attempts=1)
 """Only this module can distinguish a lost worker from a failed rollout."""
-WORKER_LOST = "WorkerLost"
 MAX_FAILURES = 3
 """Recoverable failures before the activity is given up."""
 MAX_WORKER_FAILURES = 10
@@ -45,14 +30,6 @@ LONGEST_AFTER_WORKER_FAILURE = 15
 TIMES_UNFIT = 3
 """Attempts on workers without the code per step of the pause: an idle worker without the code is
 the likeliest to be assigned the next one."""
-WAITS_FOR = {
-    SNAPSHOT_GONE: "its policy version to be served again",
-    STORE_FAILED: "the store",
-    STORE_FULL: "space in the store",
-    WORKER_UNFIT: "a worker that can import its code",
-    WORKER_SHUTDOWN: "another worker",
-}
-"""Failures that never count against the activity."""
 MAX_ERROR = 120
 """Characters of a failure in a timer's summary."""
 
@@ -78,11 +55,11 @@ async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
             return await begin(failures + worker_failures + waits + unfit)
         except ActivityError as error:
             kind = _kind(error)
-            if kind == RECOVERABLE:
+            if kind == FailureKind.RECOVERABLE:
                 failures += 1
-            elif kind == WORKER_LOST:
+            elif kind == FailureKind.WORKER_LOST:
                 worker_failures += 1
-            elif kind == WORKER_UNFIT:
+            elif kind == FailureKind.WORKER_UNFIT:
                 unfit += 1
             elif kind in WAITS_FOR:
                 waits += 1
@@ -92,15 +69,15 @@ async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
                 raise AttemptsUsedUpError(error) from error
             turn = failures + worker_failures + waits + math.ceil(unfit / TIMES_UNFIT)
             delay: float = BACKOFF[min(turn, len(BACKOFF)) - 1]
-            if kind == WORKER_LOST:
+            if kind == FailureKind.WORKER_LOST:
                 # Random: what was lost together must not meet the row that kills its worker again.
                 spread = min(delay, LONGEST_AFTER_WORKER_FAILURE) * workflow.random().random()
                 delay = 0 if worker_failures == 1 else spread
-            if kind != WORKER_SHUTDOWN and delay:
+            if kind != FailureKind.WORKER_SHUTDOWN and delay:
                 await _back_off(delay, what, kind, error)
 
 
-async def _back_off(delay: float, what: str, kind: str, error: ActivityError) -> None:
+async def _back_off(delay: float, what: str, kind: FailureKind, error: ActivityError) -> None:
     if kind not in WAITS_FOR:
         await workflow.sleep(delay, summary=f"{what}: {kind}")
         return
@@ -111,11 +88,9 @@ async def _back_off(delay: float, what: str, kind: str, error: ActivityError) ->
     workflow.set_current_details("")
 
 
-def _kind(error: ActivityError) -> str | None:
-    """RECOVERABLE, WORKER_LOST or a key of WAITS_FOR; None if fatal."""
+def _kind(error: ActivityError) -> FailureKind | None:
     cause = error.cause
     if isinstance(cause, TimeoutError):
-        return WORKER_LOST if cause.type == TimeoutType.HEARTBEAT else RECOVERABLE
-    if isinstance(cause, CancelledError) or not isinstance(cause, ApplicationError):
-        return None
-    return cause.type if cause.type == RECOVERABLE or cause.type in WAITS_FOR else None
+        is_lost = cause.type == TimeoutType.HEARTBEAT
+        return FailureKind.WORKER_LOST if is_lost else FailureKind.RECOVERABLE
+    return kind_of(cause)

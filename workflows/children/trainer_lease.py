@@ -18,9 +18,9 @@ from temporalio.exceptions import (
 from temporalio.workflow import ActivityCancellationType
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import TRAINER_STATE_LOST
+    from activities.contracts import HolderContract, TrainerContract
+    from activities.failure_types import FailureKind
     from activities.messages import AcquireLease, LeaseGrant, LeaseRef
-    from activities.trainer import TrainerActivities
     from workflows.children.provisioning import Provisioning, WaitIsLongError, clean_up
     from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder, LeaseWaiting
     from workflows.queues import TRAINER_QUEUE
@@ -110,7 +110,7 @@ class TrainerLease:
         """
         acquiring = asyncio.ensure_future(
             workflow.execute_activity_method(
-                TrainerActivities.acquire_lease,
+                TrainerContract.acquire_lease,
                 AcquireLease(run=self._order.run, epoch=self._order.epoch),
                 task_queue=TRAINER_QUEUE,
                 start_to_close_timeout=ACQUIRE_TIMEOUT,
@@ -136,7 +136,7 @@ class TrainerLease:
     async def _hold(self, grant: LeaseGrant) -> None:
         holding = asyncio.ensure_future(
             workflow.execute_activity_method(
-                TrainerActivities.hold_lease,
+                HolderContract.hold_lease,
                 self._ref,
                 task_queue=grant.task_queue,
                 schedule_to_start_timeout=HOLDER_START,
@@ -156,7 +156,7 @@ class TrainerLease:
     async def _give_back(self, grant: LeaseGrant, holding: "asyncio.Future[None]") -> None:
         try:
             await workflow.execute_activity_method(
-                TrainerActivities.release_lease,
+                HolderContract.release_lease,
                 self._ref,
                 task_queue=grant.task_queue,
                 schedule_to_start_timeout=HOLDER_START,
@@ -171,13 +171,15 @@ class TrainerLease:
 
     async def _tell_ended(self, error: BaseException | None) -> None:
         cause = error.cause if isinstance(error, ActivityError) else error
-        kind = text = None
+        kind: str | None = None
+        text = None
         if isinstance(cause, TimeoutError):
-            kind, text = TRAINER_STATE_LOST, f"the lease's holder is gone: {cause.message}"
+            kind = FailureKind.TRAINER_STATE_LOST
+            text = f"the lease's holder is gone: {cause.message}"
         elif isinstance(cause, ApplicationError):
             kind, text = cause.type, cause.message
         elif cause is not None:
-            kind, text = TRAINER_STATE_LOST, str(cause)
+            kind, text = FailureKind.TRAINER_STATE_LOST, str(cause)
         await asyncio.shield(
             asyncio.create_task(
                 self._signal(

@@ -10,8 +10,8 @@ from typing import Literal
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import LeaseContract
     from activities.messages import PrepareBatch, SubmitGroups, Submitted
-    from activities.trainer import TrainerActivities
     from everburn.records.ids import GroupKey, group_ranges, in_order
     from everburn.records.ledger import PreparedBatch
     from workflows.run.parts import RunParts
@@ -131,7 +131,7 @@ class OpenBatch:
         started = workflow.time()
         groups = in_order(group.key for group in self._state.producer.queue.batch)
         self.prepared = await self._parts.trainer.run(
-            TrainerActivities.prepare_batch,
+            LeaseContract.prepare_batch,
             PrepareBatch(lease=self._parts.trainer.ref, step=self._step, groups=groups),
             f"step {self._step} · prepare the batch · {_rows(groups)}",
         )
@@ -166,7 +166,7 @@ class OpenBatch:
             prepared=self.prepared,
         )
         result: Submitted = await self._parts.trainer.run(
-            TrainerActivities.forward_backward,
+            LeaseContract.forward_backward,
             order,
             f"step {self._step} · submission {index} · {_rows(groups)}",
         )

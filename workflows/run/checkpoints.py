@@ -8,9 +8,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import LeaseContract
     from activities.failure_types import message_of
     from activities.messages import SaveCheckpoint, Saved
-    from activities.trainer import TrainerActivities
     from workflows.run.session import LeaseLostError, TrainerSession
     from workflows.run.state import RunState, SaveAttempts
 
@@ -34,7 +34,7 @@ class Checkpoints:
         attempt = self._next_attempt(step)
         name = f"state-{step}" if attempt == 1 else f"state-{step}-try-{attempt}"
         saved: Saved = await self._trainer.run(
-            TrainerActivities.save_checkpoint,
+            LeaseContract.save_checkpoint,
             SaveCheckpoint(
                 lease=self._trainer.ref, step=step, version=self._run.version, name=name
             ),

@@ -16,6 +16,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import RecordContract
     from activities.messages import (
         CarryPublication,
         Committed,
@@ -27,7 +28,6 @@ with workflow.unsafe.imports_passed_through():
         RunCreated,
         SkipGroup,
     )
-    from activities.records import RecordActivities
     from everburn.records.commands import Command, Ending
     from everburn.records.ids import GroupKey
     from everburn.records.ledger import StepCommit
@@ -78,7 +78,7 @@ class Recorder:
             step=run.step.committed,
         )
         created: RunCreated = await self._execute(
-            RecordActivities.create_run, order, "create the run's folder", CREATE_ATTEMPTS
+            RecordContract.create_run, order, "create the run's folder", CREATE_ATTEMPTS
         )
         self._owns_folder = True
         return created
@@ -118,7 +118,7 @@ class Recorder:
             )
             order = RecordCommand(run=run.run, command=command)
             try:
-                await self._do(RecordActivities.record_command, order, f"record: {text[:80]}")
+                await self._do(RecordContract.record_command, order, f"record: {text[:80]}")
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled_exception(error):
                     # It may be written all the same: its number isn't used again.
@@ -134,21 +134,21 @@ class Recorder:
     async def commit(self, step: StepCommit) -> Committed:
         """Append a step to the ledger, with its commands and the producer's records."""
         committed: Committed = await self._execute(
-            RecordActivities.commit_step, step, f"step {step.step} · commit to the ledger"
+            RecordContract.commit_step, step, f"step {step.step} · commit to the ledger"
         )
         self._state.committed_commands = step.command_range[1]
         return committed
 
     async def skip_group(self, group: GroupKey, version: int) -> None:
         await self._execute(
-            RecordActivities.skip_group,
+            RecordContract.skip_group,
             SkipGroup(run=self._run.run, group=group, version=version),
             f"row {group.text} is skipped",
         )
 
     async def carry_publication(self, version: int) -> None:
         await self._execute(
-            RecordActivities.carry_publication,
+            RecordContract.carry_publication,
             CarryPublication(run=self._run.run, version=version),
             f"policy v{version} is served by v{version - 1}'s snapshot",
         )
@@ -156,7 +156,7 @@ class Recorder:
     async def record_evaluation(self, version: int, metrics: dict[str, float]) -> None:
         order = RecordEvaluation(run=self._run.run, version=version, metrics=metrics)
         await self._execute(
-            RecordActivities.record_evaluation, order, f"evaluation of policy v{version}"
+            RecordContract.record_evaluation, order, f"evaluation of policy v{version}"
         )
 
     def add_producer_record(self, values: dict[str, Value]) -> None:
@@ -182,7 +182,7 @@ class Recorder:
         """Write the records that wait, if the run has a folder."""
         while self._state.producer_records and self.owns_folder:
             order = RecordProducer(run=self._run.run, records=self.take_producer_records())
-            await self._execute(RecordActivities.record_producer, order, "producer metrics")
+            await self._execute(RecordContract.record_producer, order, "producer metrics")
 
     async def finish(self, save_seconds: dict[int, float]) -> None:
         """Write the evaluations before and after, and the durations of the last saves."""
@@ -195,11 +195,11 @@ class Recorder:
             final_version=admission.version,
             save_seconds=save_seconds,
         )
-        await self._execute(RecordActivities.finish_run, order, "before and after")
+        await self._execute(RecordContract.finish_run, order, "before and after")
 
     async def count_sandboxes(self) -> int:
         count: int = await self._execute(
-            RecordActivities.count_sandboxes, self._run.run, "what rollouts left behind"
+            RecordContract.count_sandboxes, self._run.run, "what rollouts left behind"
         )
         return count
 

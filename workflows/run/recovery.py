@@ -13,17 +13,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import (
-        LEASE_CLOSED,
-        NOT_PROVISIONED,
-        QUOTA,
-        REJECTED,
-        TRAINER_FAILED,
-        UNFIT,
-        message_of,
-    )
+    from activities.contracts import LeaseContract
+    from activities.failure_types import LEASE_CLOSED, FailureKind, message_of
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
-    from activities.trainer import TrainerActivities
     from everburn.records.ids import group_ranges
     from workflows.run.parts import RunParts
     from workflows.run.session import LeaseLostError
@@ -38,6 +30,15 @@ suspect. Many, because workers and servers die in series."""
 PAUSES = (0, 0, 1, 2, 5, 10, 20, 40, 60)
 """Seconds before the next lease, by the number of consecutive failures."""
 NO_CHECKPOINT = "NoCheckpoint"
+NO_OTHER_LEASE = frozenset(
+    {
+        *LEASE_CLOSED,
+        FailureKind.REJECTED,
+        FailureKind.UNFIT,
+        FailureKind.NOT_PROVISIONED,
+    }
+)
+"""Failures after which no other lease is available before a person has fixed the cause."""
 STOP_PATIENCE = 120.0
 """Seconds that a stopped run waits for a session to save and evaluate with. Without one nothing is
 lost: the ledger has its steps, and `everburn resume` replays them."""
@@ -119,7 +120,8 @@ class Recovery:
     def count(self, failure: LeaseLostError, *, recovering: bool = False) -> None:
         """Count a failed lease, unless no operation was in flight and the run only collected,
         paused or evaluated."""
-        answer = str(failure) if failure.kind in (TRAINER_FAILED, NO_CHECKPOINT) else None
+        answered = failure.kind in (FailureKind.TRAINER_FAILED, NO_CHECKPOINT)
+        answer = str(failure) if answered else None
         in_flight = self._trainer.interrupted
         if recovering or in_flight or answer is not None:
             self._failures.count(answer, in_flight=in_flight)
@@ -210,10 +212,14 @@ class Recovery:
     def takes_for_fatal(self, failure: LeaseLostError) -> bool:
         """Whether no other lease is available before a person has fixed the cause, which is then
         the run's fatal error."""
-        if failure.kind not in {*LEASE_CLOSED, REJECTED, UNFIT, NOT_PROVISIONED}:
+        if failure.kind not in NO_OTHER_LEASE:
             return False
         self._run.fail(
-            Fatal(error=str(failure), error_type=failure.kind, holds=failure.kind == QUOTA)
+            Fatal(
+                error=str(failure),
+                error_type=failure.kind,
+                holds=failure.kind == FailureKind.QUOTA,
+            )
         )
         self._trainer.retry_later()
         return True
@@ -242,7 +248,7 @@ class Recovery:
             )
             try:
                 await self._trainer.run(
-                    TrainerActivities.load_checkpoint,
+                    LeaseContract.load_checkpoint,
                     order,
                     f"load {checkpoint.path}",
                     counts=False,
@@ -257,7 +263,7 @@ class Recovery:
     async def _replay(self, step: int) -> None:
         self._run.wait_for(f"the replay of step {step} of {self._run.step.committed}")
         await self._trainer.run(
-            TrainerActivities.replay_step,
+            LeaseContract.replay_step,
             ReplayStep(lease=self._trainer.ref, step=step),
             f"replay step {step}",
             counts=False,
@@ -274,7 +280,7 @@ class Recovery:
         self._run.wait_for(f"sampler weights of policy v{version}")
         why = "" if current else ", for rollouts that use it"
         published: Published = await self._trainer.run(
-            TrainerActivities.publish,
+            LeaseContract.publish,
             Publish(lease=self._trainer.ref, version=version, current=current),
             f"publish policy v{version} again{why}",
             counts=False,

@@ -17,9 +17,9 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError,
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import LEASE_CLOSED, TRAINER_FAILED, TRAINER_STATE_LOST
+    from activities.contracts import LEASE_SLOTS
+    from activities.failure_types import LEASE_CLOSED, FailureKind
     from activities.messages import LeaseRef
-    from activities.trainer import LEASE_SLOTS
     from everburn.config import RunConfig
     from workflows.children.trainer_lease import TrainerLease
     from workflows.messages import (
@@ -138,7 +138,7 @@ class TrainerSession:
         """The lease's workflow is closed, reported or not."""
         self._end("the lease's workflow was ended")
 
-    def _end(self, error: str, kind: str = TRAINER_STATE_LOST) -> None:
+    def _end(self, error: str, kind: str = FailureKind.TRAINER_STATE_LOST) -> None:
         self._state.end = self._state.end or LeaseEnded(
             epoch=self._state.lease_epoch, error=error, error_type=kind
         )
@@ -147,14 +147,16 @@ class TrainerSession:
         """The run has acted on the reason of the lease's end: after a person resumed it, another
         lease may be requested."""
         if self._state.end is not None:
-            self._state.end = self._state.end.model_copy(update={"error_type": TRAINER_STATE_LOST})
+            self._state.end = self._state.end.model_copy(
+                update={"error_type": FailureKind.TRAINER_STATE_LOST}
+            )
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease is known to have ended."""
         end = self._state.end
         if end is not None:
             raise LeaseLostError(
-                end.error or "the lease ended", end.error_type or TRAINER_STATE_LOST
+                end.error or "the lease ended", end.error_type or FailureKind.TRAINER_STATE_LOST
             )
 
     @property
@@ -186,7 +188,7 @@ class TrainerSession:
             self.check()
             if self._state.grant is not grant:
                 # The run requested another session meanwhile.
-                raise LeaseLostError("the lease ended", TRAINER_STATE_LOST)
+                raise LeaseLostError("the lease ended", FailureKind.TRAINER_STATE_LOST)
             mutation = asyncio.ensure_future(
                 workflow.execute_activity_method(
                     activity,
@@ -262,7 +264,7 @@ def _provisioning(config: RunConfig) -> ProvisioningWait | None:
 
 def _is_refused(cause: BaseException | None) -> bool:
     """Whether a mutation failed with nothing in doubt."""
-    ended = {TRAINER_STATE_LOST, TRAINER_FAILED, *LEASE_CLOSED}
+    ended = {FailureKind.TRAINER_STATE_LOST, FailureKind.TRAINER_FAILED, *LEASE_CLOSED}
     return isinstance(cause, ApplicationError) and cause.type not in ended
 
 
@@ -274,10 +276,15 @@ def _never_started(cause: BaseException | None) -> bool:
 def _lost_by(cause: BaseException | None) -> LeaseLostError:
     """Any other failure of a mutation: the session's state is lost or in doubt."""
     if isinstance(cause, TimeoutError):
-        return LeaseLostError(f"{cause.message}: its outcome is in doubt", TRAINER_STATE_LOST)
-    if isinstance(cause, ApplicationError) and cause.type in {TRAINER_FAILED, *LEASE_CLOSED}:
+        return LeaseLostError(
+            f"{cause.message}: its outcome is in doubt", FailureKind.TRAINER_STATE_LOST
+        )
+    if isinstance(cause, ApplicationError) and cause.type in {
+        FailureKind.TRAINER_FAILED,
+        *LEASE_CLOSED,
+    }:
         return LeaseLostError(cause.message, str(cause.type))
-    return LeaseLostError(getattr(cause, "message", str(cause)), TRAINER_STATE_LOST)
+    return LeaseLostError(getattr(cause, "message", str(cause)), FailureKind.TRAINER_STATE_LOST)
 
 
 def consume_error(future: "asyncio.Future[Any]") -> None:

@@ -14,10 +14,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import MODEL_ID_TAKEN, PROMOTION_REFUSED, message_of
+    from activities.contracts import LeaseContract, RolloutContract
+    from activities.failure_types import FailureKind, kind_of, message_of
     from activities.messages import Promote, Promoted, ReapResult
-    from activities.rollouts import RolloutActivities
-    from activities.trainer import TrainerActivities
     from everburn.records.commands import Ending
     from workflows.children.provisioning import clean_up
     from workflows.queues import ROLLOUT_QUEUE
@@ -118,14 +117,14 @@ class RunEnding:
             )
             try:
                 promoted: Promoted = await trainer.run(
-                    TrainerActivities.promote, order, f"promote {order.snapshot} to {model_id}"
+                    LeaseContract.promote, order, f"promote {order.snapshot} to {model_id}"
                 )
                 state.model = promoted.model
             except ActivityError as error:
                 cause = message_of(error)
-                kind = getattr(error.cause, "type", None)
+                kind = kind_of(error.cause)
                 state.note(f"promotion, attempt {attempt}: {cause}")
-                if attempt == PROMOTE_ATTEMPTS or kind == MODEL_ID_TAKEN:
+                if attempt == PROMOTE_ATTEMPTS or kind == FailureKind.MODEL_ID_TAKEN:
                     raise ApplicationError(
                         f"{cause}. The run is trained and saved: `everburn resume {state.run.id}` "
                         "tries the promotion again, and takes --set output_model_id=ID for another "
@@ -133,7 +132,7 @@ class RunEnding:
                         type="PromotionFailed",
                         non_retryable=True,
                     ) from error
-                again = again or kind != PROMOTION_REFUSED
+                again = again or kind != FailureKind.PROMOTION_REFUSED
                 await workflow.sleep(backoff(attempt))
             except LeaseLostError as error:
                 again = True
@@ -183,7 +182,7 @@ class RunEnding:
             left = await recorder.count_sandboxes()
             if left:
                 result: ReapResult = await workflow.execute_activity_method(
-                    RolloutActivities.reap,
+                    RolloutContract.reap,
                     state.run,
                     task_queue=ROLLOUT_QUEUE,
                     schedule_to_close_timeout=REAP_TIMEOUT,

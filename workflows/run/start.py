@@ -12,9 +12,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import CAPACITY, STORE, UNAVAILABLE, message_of
+    from activities.contracts import LeaseContract
+    from activities.failure_types import WAITS_FOR, FailureKind, message_of
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
-    from activities.trainer import TrainerActivities
     from workflows.run.parts import RunParts
     from workflows.run.recovery import Recovery, backoff
     from workflows.run.session import LeaseLostError
@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 START_PATIENCE = 120.0
 """Seconds that a service or a store may not answer before the first session: it may be starting. A
 wrong name or address isn't waited for any longer."""
-WAITS_FOR = {CAPACITY: "capacity", UNAVAILABLE: "the training service", STORE: "the store"}
+AWAITED = (FailureKind.CAPACITY, FailureKind.UNAVAILABLE, FailureKind.STORE)
 """Failures after which a session is requested again; after CAPACITY without limit."""
 
 
@@ -47,11 +47,11 @@ class FirstLease:
             except LeaseLostError as error:
                 self.recovery.count(error)
                 await self.parts.trainer.abandon(error)
-                waits = error.kind == CAPACITY or workflow.time() < deadline
+                waits = error.kind == FailureKind.CAPACITY or workflow.time() < deadline
                 if self.recovery.takes_for_fatal(error):
                     await self.parts.producer.settle_fatal()
-                elif error.kind in WAITS_FOR and waits:
-                    phase = f"waiting for {WAITS_FOR[error.kind]}"
+                elif error.kind in AWAITED and waits:
+                    phase = f"waiting for {WAITS_FOR[FailureKind(error.kind)]}"
                     self.parts.state.enter(phase, f"a trainer session: {error}")
                     await workflow.sleep(backoff(attempts))
                     attempts += 1
@@ -71,7 +71,7 @@ class FirstLease:
         saved = await self.parts.checkpoints.save(step=0)
         state.enter("publishing the initial policy", "sampler weights")
         published: Published = await trainer.run(
-            TrainerActivities.publish,
+            LeaseContract.publish,
             Publish(lease=trainer.ref, version=state.version),
             "publish the initial policy, v0",
         )
@@ -83,11 +83,11 @@ class FirstLease:
         config, lease = self.parts.config, self.parts.trainer.ref
         if config.init_from_checkpoint is not None:
             field, path = "init_from_checkpoint", config.init_from_checkpoint
-            activity: Any = TrainerActivities.load_checkpoint
+            activity: Any = LeaseContract.load_checkpoint
             order: Any = LoadCheckpoint(lease=lease, step=0, path=path)
         elif config.warm_start_from_adapter is not None:
             field, path = "warm_start_from_adapter", config.warm_start_from_adapter
-            activity, order = TrainerActivities.load_adapter, LoadAdapter(lease=lease, path=path)
+            activity, order = LeaseContract.load_adapter, LoadAdapter(lease=lease, path=path)
         else:
             return
         self.parts.state.enter("loading what the run starts from", path)

@@ -12,9 +12,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import TRAINER_FAILED, message_of
+    from activities.contracts import LeaseContract
+    from activities.failure_types import FailureKind, message_of
     from activities.messages import OptimStep, OptimStepped, Publish, Published, Submitted
-    from activities.trainer import TrainerActivities
     from everburn.learning.schedules import learning_rate
     from everburn.records.ids import in_order
     from everburn.records.ledger import AdamParams, StepCommit
@@ -104,13 +104,13 @@ class OptimizerStep:
         try:
             with self._batch.trainer_time.measured():
                 result: OptimStepped = await self._trainer.run(
-                    TrainerActivities.optim_step,
+                    LeaseContract.optim_step,
                     OptimStep(lease=self._trainer.ref, step=self._number, adam=adam),
                     f"step {self._number} · optimizer · learning rate {adam.learning_rate:.3g}",
                 )
         except ActivityError as error:
             # Every backward pass succeeded: a trainer that refuses has lost its gradients.
-            raise LeaseLostError(message_of(error), TRAINER_FAILED) from error
+            raise LeaseLostError(message_of(error), FailureKind.TRAINER_FAILED) from error
         if "grad_norm" in result.metrics:
             self._metrics["train/grad_norm"] = result.metrics["grad_norm"]
 
@@ -138,7 +138,7 @@ class OptimizerStep:
             await self._parts.recorder.carry_publication(version)
             return Published(snapshot=self._state.step.snapshot, seconds=0.0)
         published: Published = await self._trainer.run(
-            TrainerActivities.publish,
+            LeaseContract.publish,
             Publish(lease=self._trainer.ref, version=version),
             f"step {self._number} · publish policy v{version}",
         )

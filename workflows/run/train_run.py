@@ -22,9 +22,9 @@ from temporalio.exceptions import (
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.failure_types import STORE_FULL, message_of
+    from activities.contracts import RolloutContract
+    from activities.failure_types import FailureKind, kind_of, message_of
     from activities.messages import Prepared
-    from activities.rollouts import RolloutActivities
     from everburn.config import ConfigError, RunConfig, parse_config, reconfigured
     from everburn.records.commands import Ending
     from everburn.records.ids import RunRef
@@ -57,7 +57,11 @@ MAX_HISTORY = 3_000
 is part of every recovery."""
 FINISHING = "the run is ending: it saves its final state by itself, and nothing else can change"
 UNWINDING = "the run is ending: it was cancelled, or has failed, and saves nothing any more"
-PREPARE_ATTEMPTS = RetryPolicy(maximum_attempts=5)
+PREPARE_ATTEMPTS = RetryPolicy(
+    maximum_attempts=5, non_retryable_error_types=[FailureKind.WORKER_UNFIT]
+)
+"""A name that one worker can't resolve fails the run: another worker might resolve it to something
+else."""
 FULL_WAIT = timedelta(seconds=5)
 """Before a task is prepared again after the store was full."""
 
@@ -203,7 +207,7 @@ class TrainRun:
         while True:
             try:
                 prepared: Prepared = await workflow.execute_activity_method(
-                    RolloutActivities.prepare_task,
+                    RolloutContract.prepare_task,
                     self._state.run,
                     task_queue=ROLLOUT_QUEUE,
                     start_to_close_timeout=timedelta(minutes=10),
@@ -213,7 +217,7 @@ class TrainRun:
                 )
                 return prepared
             except ActivityError as error:
-                if getattr(error.cause, "type", None) != STORE_FULL:
+                if kind_of(error.cause) != FailureKind.STORE_FULL:
                     raise
                 text = "space in the store: the rows that the run trains on can't be written"
                 self._state.wait_for(text)

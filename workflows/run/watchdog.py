@@ -12,8 +12,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.contracts import ReconciliationContract
     from activities.messages import Reconcile, Reconciled
-    from activities.reconciliation import ReconciliationActivities
     from everburn.records.ids import GroupKey
     from workflows.messages import EvaluationReport, GroupReport
     from workflows.queues import ORCHESTRATOR_QUEUE
@@ -101,7 +101,7 @@ class Watchdog:
         trainer, evaluations = self._parts.trainer, self._parts.evaluations
         lease, evaluation = trainer.awaited_id, evaluations.awaited_id
         found: Reconciled = await workflow.execute_activity_method(
-            ReconciliationActivities.reconcile,
+            ReconciliationContract.reconcile,
             Reconcile(run=state.run, groups=groups, lease=lease, evaluation=evaluation),
             task_queue=ORCHESTRATOR_QUEUE,
             start_to_close_timeout=timedelta(minutes=2),

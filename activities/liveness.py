@@ -1,0 +1,158 @@
+"""Whether a run is still alive, in the incarnation that work was begun for.
+
+A terminated run cancels nothing, and a resumed one begins its rows again, so every worker checks by
+itself. Owns all checks of server and run folder for that, and the cancellation of work whose run is
+gone. Doesn't own what a lease or a trainer job becomes then (trainer.py, provisioning.py).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.messages import RunLife
+from everburn.records.ids import RunRef
+from everburn.records.run_folder import find_owner
+from everburn.records.store import ArtifactStore, StoreError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 5.0
+"""Seconds between checks, while anything is done for the run."""
+ANSWER_TIMEOUT = 30.0
+"""Seconds to wait for the server's answer before something is written."""
+
+
+class RunGoneError(RuntimeError):
+    """The run was terminated or reset, and perhaps resumed: nothing waits for this work."""
+
+
+class RunLiveness:
+    """The checks of one process."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._works: dict[RunLife, set[asyncio.Future[Any]]] = {}
+        self._watches: dict[RunLife, asyncio.Task[None]] = {}
+
+    async def is_alive(self, run: RunRef, life: int | None = None) -> bool:
+        """Whether the run is open and, where `life` is given, still in it.
+
+        A resumed run takes over its folder a moment after it has begun; until then the folder's
+        owner has another chain.
+
+        Raises:
+            RPCError, StoreError: the server or the store doesn't answer.
+        """
+        found = await self._open_execution(run.id)
+        if found is None:
+            return False
+        if life is None:
+            return True
+        owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
+        if owner is None:
+            return True
+        chain = found.raw_description.workflow_execution_info.first_run_id
+        return owner.chain == chain and owner.life <= life
+
+    async def seems_alive(self, run: RunRef, life: int | None = None) -> bool:
+        """The same; true while the server or the store doesn't answer."""
+        try:
+            return await self.is_alive(run, life)
+        except (RPCError, StoreError) as error:
+            log.warning("can't check whether run %s is alive: %s", run.id, error)
+            return True
+
+    async def is_open(self, workflow_id: str, execution: str | None = None) -> bool:
+        """Whether a workflow of this id, or this execution of it, is running now."""
+        return await self._open_execution(workflow_id, execution) is not None
+
+    async def awaits(self, attempt: activity.Info) -> bool:
+        """Whether the server still waits for this attempt at an activity; true while it doesn't
+        answer. A process that was suspended may begin an attempt long after it was given up."""
+        assert attempt.workflow_id is not None
+        try:
+            caller = await self._open_execution(attempt.workflow_id, attempt.workflow_run_id)
+        except RPCError as error:
+            log.warning("can't check an attempt for %s: %s", attempt.workflow_id, error)
+            return True
+        return caller is not None and any(
+            (pending.activity_id, pending.attempt) == (attempt.activity_id, attempt.attempt)
+            for pending in caller.raw_description.pending_activities
+        )
+
+    async def while_alive(self, within: RunLife, work: Awaitable[T]) -> T:
+        """The outcome of an activity's work, which is cancelled once the run is gone.
+
+        Raises:
+            RunGoneError: it was cancelled for that.
+        """
+        task = asyncio.ensure_future(work)
+        works = self._works.setdefault(within, set())
+        works.add(task)
+        if within not in self._watches:
+            self._watches[within] = asyncio.create_task(self._watch(within))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task in works:
+                raise
+            raise RunGoneError(f"run {within.run.id} is gone; its work here is cancelled") from None
+        finally:
+            works.discard(task)
+
+    def last_check(self, within: RunLife) -> Callable[[], None]:
+        """A check for a thread of the current activity, just before it writes what would stay:
+        whether the activity's workflow execution and the run are still alive.
+
+        Raises, when it is called:
+            RunGoneError: they aren't.
+            RPCError, StoreError, TimeoutError: there is no answer.
+        """
+        info, loop = activity.info(), asyncio.get_running_loop()
+        caller, execution = info.workflow_id, info.workflow_run_id
+        assert caller is not None
+
+        async def is_awaited() -> bool:
+            return await self.is_open(caller, execution) and await self.is_alive(
+                within.run, within.life
+            )
+
+        def check() -> None:
+            answer = asyncio.run_coroutine_threadsafe(is_awaited(), loop)
+            if not answer.result(ANSWER_TIMEOUT):
+                raise RunGoneError(f"nothing waits for {caller}: nothing is written for it")
+
+        return check
+
+    async def _watch(self, within: RunLife) -> None:
+        """Check as long as there is work, and once more: work may pause between two checks."""
+        works = self._works[within]
+        try:
+            while True:
+                await asyncio.sleep(INTERVAL)
+                if not works:
+                    return
+                alive = await self.seems_alive(within.run, within.life)
+                while works and not alive:
+                    works.pop().cancel()
+        finally:
+            del self._watches[within], self._works[within]
+
+    async def _open_execution(
+        self, workflow_id: str, execution: str | None = None
+    ) -> WorkflowExecutionDescription | None:
+        try:
+            handle = self._client.get_workflow_handle(workflow_id, run_id=execution)
+            found = await handle.describe()
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return None
+            raise
+        return found if found.status == WorkflowExecutionStatus.RUNNING else None

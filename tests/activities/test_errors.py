@@ -1,0 +1,80 @@
+"""The table of errors: which failure each becomes, and which failures Temporal retries."""
+
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.errors import RULES, failure_of
+from activities.failure_types import FailureKind, application_error, kind_of
+from activities.messages import RolloutOrder
+from everburn import RecoverableRolloutError
+from everburn.records.ids import GroupKey, RunRef
+from everburn.records.publications import StaleEpochError
+from everburn.records.store import CorruptArtifactError, StoreError, StoreFullError
+from everburn.trainers.protocol import (
+    TrainerCapacityError,
+    TrainerFailedError,
+    TrainerStateLostError,
+)
+from everburn.usercode.entrypoints import EntrypointError
+from support.activities import execute
+
+RUN = RunRef(store="s3://bucket", id="run")
+ROLLOUT = RolloutOrder(run=RUN, group=GroupKey(cursor=7), completion=1, version=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "type", "retryable"),
+    [
+        (StoreError("can't read it"), "StoreError", True),
+        (StoreFullError("no space"), "StoreFullError", True),
+        (CorruptArtifactError("it isn't JSON"), "CorruptArtifactError", False),
+        (RPCError("no answer", RPCStatusCode.UNAVAILABLE, b""), "RPCError", True),
+        (ValueError("it makes no sense"), "ValueError", False),
+        (EntrypointError("no such module"), FailureKind.WORKER_UNFIT, True),
+        (StaleEpochError("lease 1"), FailureKind.TRAINER_STATE_LOST, False),
+        (TrainerStateLostError("it restarted"), FailureKind.TRAINER_STATE_LOST, False),
+        (TrainerFailedError("it has failed"), FailureKind.TRAINER_FAILED, False),
+        (TrainerCapacityError("all are taken"), FailureKind.CAPACITY, True),
+    ],
+)
+async def test_an_error_becomes_the_failure_of_its_rule(
+    error: Exception, type: str, retryable: bool
+) -> None:
+    async def activity(run: RunRef) -> None:
+        raise error
+
+    with pytest.raises(ApplicationError, match=str(error)) as caught:
+        await execute(activity, RUN)
+    assert (caught.value.type, caught.value.non_retryable) == (type, not retryable)
+    assert caught.value.__cause__ is error
+
+
+def test_a_special_case_comes_before_its_base_class() -> None:
+    """The first rule that fits is the one that applies."""
+    seen: list[type[BaseException]] = []
+    for error in RULES:
+        assert not [base for base in seen if issubclass(error, base)]
+        seen.append(error)
+
+
+async def test_user_code_that_has_a_service_down_may_try_again_and_its_bug_may_not() -> None:
+    for error, kind in ((TimeoutError("judge"), FailureKind.RECOVERABLE), (KeyError("a"), None)):
+        failure = failure_of(error, ROLLOUT)
+        assert kind_of(failure) == kind
+        assert failure.message.startswith("run run · row 7 · completion 1: ")
+    assert kind_of(failure_of(TimeoutError("not of user code"), RUN)) is None
+
+
+@pytest.mark.parametrize("order", [ROLLOUT, RUN])
+def test_an_error_of_user_code_is_not_taken_for_one_of_ours_by_its_name(order: object) -> None:
+    """A run would wait for its store forever."""
+    theirs = type("StoreError", (Exception,), {"__module__": "their_task"})
+    failure = failure_of(theirs("their database"), order)
+    assert (failure.type, failure.non_retryable) == ("their_task.StoreError", True)
+    assert kind_of(failure) is None
+
+
+def test_what_is_a_failure_already_keeps_its_kind() -> None:
+    failure = application_error(RecoverableRolloutError("asleep"), kind=FailureKind.RECOVERABLE)
+    assert kind_of(failure) is FailureKind.RECOVERABLE
