@@ -320,7 +320,10 @@ def at_server(
 
 @app.command()
 def worker(
-    role: Annotated[Literal["orchestrator", "rollout", "trainer"], typer.Argument()],
+    role: Annotated[
+        Literal["orchestrator", "rollout", "trainer"],
+        typer.Argument(metavar="ROLE", help="What the worker serves."),
+    ],
     address: Address = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
     slots: Annotated[

@@ -25,6 +25,7 @@ from workers.cli.run_file import RunFile, check_run_id, is_local, link_latest, n
 from workers.cli.runs import (
     QUERY_TIMEOUT,
     STARTED_MEMO,
+    describe,
     describe_failure,
     open_runs,
     request_stop,
@@ -209,16 +210,8 @@ async def start_run(order: Launch, client: "Client") -> "tuple[str, Handle]":
 
 async def check_id_is_free(server: Server, run_id: str) -> None:
     """Raises BadInputError: the server has or had a run of that id."""
-    from temporalio.service import RPCError, RPCStatusCode
-
-    client = await server.connect()
-    try:
-        await client.get_workflow_handle(run_id).describe()
-    except RPCError as error:
-        if error.status == RPCStatusCode.NOT_FOUND:
-            return
-        raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
-    raise _taken(server, run_id)
+    if await describe(server, await server.connect(), run_id) is not None:
+        raise _taken(server, run_id)
 
 
 def _taken(server: Server, run_id: str) -> BadInputError:

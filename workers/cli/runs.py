@@ -18,7 +18,12 @@ from workers.errors import BadInputError, UserError
 from workflows.messages import RolloutsFailed, Status, StopRequest
 
 if TYPE_CHECKING:
-    from temporalio.client import Client, WorkflowExecution, WorkflowFailureError
+    from temporalio.client import (
+        Client,
+        WorkflowExecution,
+        WorkflowExecutionDescription,
+        WorkflowFailureError,
+    )
 
 QUERY_TIMEOUT = timedelta(seconds=10)
 LISTED = 50
@@ -89,26 +94,39 @@ async def find_run(server: Server, client: "Client", run_id: str | None) -> Run:
         UserError: there is none.
         BadInputError: no id is given, and several runs are open.
     """
-    from temporalio.service import RPCError, RPCStatusCode
-
     if run_id is None:
         runs = await open_runs(client)
         if len(runs) > 1:
             names = ", ".join(sorted(run.id for run in runs))
-            raise BadInputError(f"give the run: {len(runs)} are open: {names}")
+            raise BadInputError(f"{len(runs)} runs are open: give one of {names}")
         runs = runs or await list_runs(client)
         if not runs:
             start = f"everburn run CONFIG{server.everburn_options}"
             raise UserError(f"this server has no runs yet: start one with `{start}`")
         return runs[0]
+    description = await describe(server, client, run_id)
+    if description is None:
+        listing = f"everburn list{server.everburn_options}"
+        raise UserError(f"there is no run {run_id!r}: `{listing}` shows them")
+    return await Run.of(description)
+
+
+async def describe(
+    server: Server, client: "Client", run_id: str
+) -> "WorkflowExecutionDescription | None":
+    """The last execution with that id; None if the server has none.
+
+    Raises:
+        UserError: the server doesn't answer.
+    """
+    from temporalio.service import RPCError, RPCStatusCode
+
     try:
-        description = await client.get_workflow_handle(run_id).describe()
+        return await client.get_workflow_handle(run_id).describe()
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
-            listing = f"everburn list{server.everburn_options}"
-            raise UserError(f"there is no run {run_id!r}: `{listing}` shows them") from None
-        raise
-    return await Run.of(description)
+            return None
+        raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
 
 
 @dataclass(frozen=True)
@@ -127,15 +145,10 @@ async def look_up(server: Server, run: RunRef) -> Known | None:
         UserError: the server doesn't answer.
     """
     from temporalio.client import WorkflowExecutionStatus
-    from temporalio.service import RPCError, RPCStatusCode
 
-    client = await server.connect()
-    try:
-        found = await client.get_workflow_handle(run.id).describe()
-    except RPCError as error:
-        if error.status == RPCStatusCode.NOT_FOUND:
-            return None
-        raise UserError(f"Temporal doesn't answer at {server.address}: {error.message}") from None
+    found = await describe(server, await server.connect(), run.id)
+    if found is None:
+        return None
     owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
     chain = found.raw_description.workflow_execution_info.first_run_id
     return Known(
@@ -158,12 +171,9 @@ async def require_ended(run: RunRef, server: Server | None, *, ended: bool) -> N
     servers = [] if server is None else [server]
     recorded = await asyncio.to_thread(find_server, store)
     if recorded is not None and not says_so:
-        its_own = Server(recorded.address, recorded.namespace)
-        if server is None or (server.address, server.namespace) != (
-            its_own.address,
-            its_own.namespace,
-        ):
-            servers.append(its_own)
+        asked = {(each.address, each.namespace) for each in servers}
+        if (recorded.address, recorded.namespace) not in asked:
+            servers.append(Server(recorded.address, recorded.namespace))
     reasons = [] if server is not None else ["no local stack runs in this folder"]
     for each in servers:
         try:

@@ -68,7 +68,7 @@ async def test_an_old_run_that_continues_as_new_is_not_the_newest(
         assert runs[1].started == began.started < runs[0].started
         assert (await find_run(server, client, "older")).started == began.started
 
-        with pytest.raises(BadInputError, match="2 are open: older, younger"):
+        with pytest.raises(BadInputError, match="2 runs are open: give one of older, younger"):
             await stop_run(server, None, False, Console())
         with pytest.raises(UserError, match=f"`everburn list{at}` shows them"):
             await find_run(server, client, "absent")
