@@ -149,13 +149,13 @@ def judge_group(
 
 
 def keep_group(
-    store: ArtifactStore, manifest: GroupManifest, last_look: Callable[[], None] = lambda: None
+    store: ArtifactStore, manifest: GroupManifest, last_check: Callable[[], None] = lambda: None
 ) -> GroupManifest:
     """Write a group's manifest, once; returns the one that is kept, whoever wrote it.
 
-    last_look: taken before it is written; raises if nobody waits for it any more.
+    last_check: called before the manifest is written; raises if the run no longer waits for it.
     """
-    last_look()
+    last_check()
     store.put_json(group_key(manifest.key), manifest.model_dump(mode="json"), once=True)
     return load_group(store, manifest.key)
 

@@ -272,7 +272,7 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     config = stored_config(run.ref)
     state = rebuilt_state(run.ref, config, time.time())
     again = await service.go_on(run.ref, config.model_dump(mode="json"), state)
-    await again.until_step(state.step + 1)
+    await again.until_step(state.step.committed + 1)
     late.open()
     await service.client.get_workflow_handle(f"{run.ref.id}/lease-1").result()
     assert service.state["jobs"][job] == "JOB_STATE_RUNNING"
