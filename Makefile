@@ -2,6 +2,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# More than there are cores: tests mostly wait for servers and processes.
+TEST_PROCESSES ?= 6
+
 BACKEND ?= serverless
 # The emulator in the place of a service: "emulator" stands for serverless.
 EMULATED = $(patsubst emulator-serverless,emulator,emulator-$(BACKEND))
@@ -21,12 +24,14 @@ example: $(INSTALLED) ## Train another example: make example NAME=frozen_lake
 	      $(patsubst examples/%/run.json,%,$(wildcard examples/*/run.json)) >&2; exit 1; }
 	$(BIN)/everburn run examples/$(NAME)/run.json
 
-test: $(INSTALLED) ## Run the tests, on real services that they start themselves
-	$(BIN)/pytest -q --durations=10
+# Tests start hundreds of processes. Without bytecode each of them would compile the project first.
+test chaos: export PYTHONDONTWRITEBYTECODE :=
 
-chaos: $(INSTALLED) ## Kill, freeze and starve real processes on both backends, and everything else that `make test` leaves out; two hours
-	$(BIN)/pytest -q -m "chaos or not chaos" --durations=10 tests/chaos
-	$(BIN)/pytest -q -m chaos --durations=10 --ignore=tests/chaos
+test: $(INSTALLED) ## Run the tests, on real services that they start themselves
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations=10
+
+chaos: $(INSTALLED) ## Kill, freeze and starve real processes on both backends: everything that `make test` leaves out; two hours
+	$(BIN)/pytest -v -m chaos -o console_output_style=count --durations=10
 
 histories: $(INSTALLED) ## Record again the histories that the tests replay
 	$(BIN)/pytest -q tests/histories/record.py

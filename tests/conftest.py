@@ -25,13 +25,31 @@ ENDING = pytest.StashKey[int]()
 """The exit code of the session."""
 LONG_LIVED = frozenset({"backends", "chaos", "workflows"})
 """Folders whose workers and stacks live longer than a test: all their tests share an event loop."""
+STACKS = frozenset({"chaos_stack", "shared_stack"})
+"""Fixtures that start a stack for a session. Of parallel processes, one runs all of its tests."""
+SLOWEST = ("workers", "backends", "workflows")
+"""Folders whose tests start first among parallel processes, so that no long one starts last."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        folder = item.path.relative_to(HERE).parts[0]
-        if folder in LONG_LIVED and item.get_closest_marker("asyncio"):
+        if _folder(item) in LONG_LIVED and item.get_closest_marker("asyncio"):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+        if stack := STACKS.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group(stack.pop()))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """When a test starts among parallel processes."""
+    if item.get_closest_marker("xdist_group"):
+        return -1
+    return (*SLOWEST, _folder(item)).index(_folder(item))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).parts[0]
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,12 +4,18 @@ A default port that is in use is replaced, with a note. A requested port is neve
 """
 
 import contextlib
+import random
 import socket
 from dataclasses import dataclass
 
 from workers.errors import BadInputError
 
 HOST = "127.0.0.1"
+PICKED = range(20_000, 30_000)
+"""Free ports come from here: below the range that kernels use for outgoing connections, one of which
+could take a port before its server listens."""
+_claims: list[socket.socket] = []
+"""The claims of this process, kept open; see free_port()."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,19 @@ def is_open(port: int) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that no other call returns while this process lives, in any process of the machine: a
+    UDP socket bound to the same number claims it."""
+    for port in random.SystemRandom().sample(PICKED, len(PICKED)):
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind((HOST, port))
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        if is_free(port):
+            return port
+    raise OSError(f"no free port from {PICKED.start} to {PICKED.stop - 1}")
 
 
 def occupant(port: int) -> str | None:

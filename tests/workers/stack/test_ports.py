@@ -1,10 +1,13 @@
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from workers.errors import BadInputError
+from workers.stack import ports
 from workers.stack.ports import Wish, choose, free_port, is_free
 
 
@@ -18,6 +21,17 @@ def taken() -> Iterator[int]:
 def test_the_usual_port_is_used_without_a_note() -> None:
     port = free_port()
     assert choose(Wish("the emulator", port, "--emulator-port")) == (port, None)
+
+
+def test_a_free_port_is_returned_once_among_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(ports, "PICKED", range(port, port + 1))
+    with pytest.raises(OSError, match="no free port"):
+        free_port()
+    only = f"from workers.stack import ports; ports.PICKED = range({port}, {port + 1})"
+    pick = [sys.executable, "-c", f"{only}; ports.free_port()"]
+    other = subprocess.run(pick, capture_output=True, text=True)
+    assert "OSError: no free port" in other.stderr
 
 
 def test_a_usual_port_in_use_is_replaced_with_a_note(taken: int) -> None:
