@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 PATIENCE = 30.0
 """Seconds after which what is waited for won't come any more."""
@@ -32,10 +32,19 @@ async def until(
 ) -> None:
     """Return once the condition holds; `what` tells of the state of affairs if it never does."""
     deadline = time.monotonic() + patience
-    while True:
+    for pause in pauses():
         holds = condition()
         if await holds if inspect.isawaitable(holds) else holds:
             return
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {patience:g} s in vain: {what()}")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between two checks: a check may be a request to a busy server, and the longer the
+    wait so far, the less a pause adds to it."""
+    pause = 0.01
+    while True:
+        yield pause
+        pause = min(1.2 * pause, 0.2)
