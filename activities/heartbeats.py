@@ -47,6 +47,7 @@ class _Heartbeating(ActivityInboundInterceptor):
 
 
 async def _beat(interval: timedelta) -> None:
+    # The first one after an interval: most activities end before, and send none.
     while True:
-        activity.heartbeat()
         await asyncio.sleep(interval.total_seconds())
+        activity.heartbeat()

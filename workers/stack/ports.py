@@ -12,8 +12,8 @@ from workers.errors import BadInputError
 
 HOST = "127.0.0.1"
 PICKED = range(20_000, 30_000)
-"""Free ports come from here: below the range that kernels use for outgoing connections, one of which
-could take a port before its server listens."""
+"""Free ports come from here: below the range that kernels use for outgoing connections, which could
+take a port before its server listens."""
 _claims: list[socket.socket] = []
 """The claims of this process, kept open; see free_port()."""
 

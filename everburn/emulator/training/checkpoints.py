@@ -17,14 +17,14 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
-
-from safetensors.torch import load_file, save_file
+from typing import TYPE_CHECKING, Any, Self
 
 from everburn.emulator.errors import CheckpointMismatch, CheckpointNotFound, InvalidInput, NameTaken
-from everburn.emulator.models.bases import Tensors
-from everburn.emulator.training.engine import TrainingState
 from everburn.emulator.training.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from everburn.emulator.models.bases import Tensors
+    from everburn.emulator.training.engine import TrainingState
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _RUN = re.compile(r"run-[0-9a-f]{32}")
@@ -76,8 +76,10 @@ class CheckpointStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._account = account
 
-    def save(self, ref: CheckpointRef, spec: ModelSpec, state: TrainingState) -> CheckpointInfo:
+    def save(self, ref: CheckpointRef, spec: ModelSpec, state: "TrainingState") -> CheckpointInfo:
         """Write a checkpoint atomically. Raises NameTaken if the name exists."""
+        from safetensors.torch import save_file
+
         target = self._path(ref)
         if target.exists():
             raise NameTaken(f"checkpoint {ref} exists; choose a new name")
@@ -119,8 +121,12 @@ class CheckpointStore:
     def has(self, ref: CheckpointRef) -> bool:
         return (self._path(ref) / "meta.json").exists()
 
-    def load(self, ref: CheckpointRef) -> TrainingState:
+    def load(self, ref: CheckpointRef) -> "TrainingState":
         """Raises CheckpointNotFound, or CheckpointMismatch if the optimizer state is missing."""
+        from safetensors.torch import load_file
+
+        from everburn.emulator.training.engine import TrainingState
+
         info = self.info(ref)
         file = self._path(ref) / "optimizer.safetensors"
         if not file.is_file():
@@ -157,7 +163,7 @@ def weights_digest(home: Path, reference: str) -> str:
     return f"{info.weights_sha256}/{info.optimizer_sha256}"
 
 
-def digest(tensors: Tensors, step: int | None = None) -> str:
+def digest(tensors: "Tensors", step: int | None = None) -> str:
     """sha256 over names, shapes and bytes in order of name, and over `step` if given."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
@@ -169,12 +175,12 @@ def digest(tensors: Tensors, step: int | None = None) -> str:
     return sha.hexdigest()
 
 
-def _moments(state: TrainingState) -> dict[str, Any]:
+def _moments(state: "TrainingState") -> dict[str, Any]:
     first = {f"exp_avg/{name}": tensor for name, tensor in state.first_moment.items()}
     return first | {f"exp_avg_sq/{name}": tensor for name, tensor in state.second_moment.items()}
 
 
-def _without_prefix(tensors: Tensors, prefix: str) -> Tensors:
+def _without_prefix(tensors: "Tensors", prefix: str) -> "Tensors":
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
