@@ -1,5 +1,6 @@
 """The command line as real processes, in folders of their own."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from support.waiting import pauses
 from workers.stack.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +89,12 @@ class Everburn:
         for process in self._started:
             process.kill()
             process.wait()
-        wait_until(lambda: not self.processes(), "the folder's processes to end")
+        try:
+            wait_until(lambda: not self.processes(), "the folder's processes to end")
+        finally:
+            for process in self.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def _command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "workers.cli.app", *arguments]
@@ -112,6 +119,8 @@ def environment_of_tests() -> dict[str, str]:
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
     deadline = time.monotonic() + timeout
-    while not condition():
+    for pause in pauses():
+        if condition():
+            return
         assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}"
-        time.sleep(0.05)
+        time.sleep(pause)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from everburn.emulator.http.server import SERVERLESS, UVICORN_OPTIONS, EmulatorSettings, create_app
 from everburn.emulator.models.base_model import TINY_SHAPE
 from everburn.emulator.service import Emulator
+from support.waiting import pauses
 
 POSITIONS = TINY_SHAPE.positions
 """Longest sequence of the tiny base model."""
@@ -98,9 +99,11 @@ def running_emulator(home: Path, port: int = 0, **settings: Any) -> Iterator[Run
 
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not condition():
+    for pause in pauses():
+        if condition():
+            return
         assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def supervised(tokens: list[int], weights: list[float] | None = None) -> types.Datum:
