@@ -21,7 +21,7 @@ from everburn.rollouts.dataset import write_rows
 from everburn.usercode.limits import LimitedLoop
 from support.records import a_record
 
-KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1)]
+KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1, incarnation=2)]
 MASK = [0, 1, 0, 1]
 
 
@@ -42,6 +42,7 @@ def run(tmp_path: Path) -> RunRef:
                 cursor=key.cursor,
                 row_index=index,
                 attempt=key.attempt,
+                incarnation=key.incarnation,
                 completion=completion,
                 version=3,
                 versions=[3],
