@@ -118,7 +118,7 @@ async def test_advantages_reach_the_datums_per_token_and_per_segment(run: RunRef
         [2.0, 0.0, 2.0],
         [0.0, 0.0, 1.0],
     ]
-    assert (group_ranges(prepared.groups), prepared.datums) == ("4,7.1", 3)
+    assert (group_ranges(prepared.groups), prepared.datums) == ("4,7.1i2", 3)
 
 
 async def test_stored_advantages_are_used_and_the_function_is_not_called_again(run: RunRef):

@@ -46,8 +46,8 @@ def test_groups_travel_as_their_texts(groups: list[GroupKey]):
 
 
 @given(st.lists(GROUPS))
-def test_groups_are_ordered_by_row_and_attempt(groups: list[GroupKey]):
-    places = [(group.cursor, group.attempt) for group in in_order(groups)]
+def test_groups_are_ordered_by_row_incarnation_and_attempt(groups: list[GroupKey]):
+    places = [(group.cursor, group.incarnation, group.attempt) for group in in_order(groups)]
     assert places == sorted(places)
 
 

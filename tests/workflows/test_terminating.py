@@ -111,7 +111,7 @@ async def test_what_a_former_incarnation_has_begun_ends_while_the_run_goes_on(
 
 
 async def test_a_group_of_a_former_incarnation_leaves_no_outcome(start: Start, farm: Farm):
-    """Its dynamic filter took its time. The row has an outcome in the incarnation that continues."""
+    """Its dynamic filter took its time. The row has an outcome in the next incarnation."""
     judging, judged = threading.Event(), threading.Event()
 
     def keep(group: Any) -> bool:
