@@ -69,7 +69,7 @@ class ReconciliationContract(Protocol):
         """Check everything that the run waits for."""
 
     @activity.defn
-    async def run_is_open(self, within: messages.RunLife) -> bool:
+    async def run_is_open(self, within: messages.RunIncarnation) -> bool:
         """Whether the run still waits for the work of its child."""
 
 
@@ -129,7 +129,7 @@ class TrainerContract(Protocol):
     """What any trainer worker does for a lease."""
 
     @activity.defn
-    async def acquire_lease(self, order: messages.AcquireLease) -> messages.LeaseGrant:
+    async def acquire_lease(self, ref: messages.LeaseRef) -> messages.LeaseGrant:
         """Open a trainer session, and a task queue that only this process serves."""
 
 

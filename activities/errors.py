@@ -17,7 +17,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from activities.failure_types import FailureKind, application_error
 from activities.messages import RowsFailed, UserCodeOrder
-from everburn.records.publications import StaleEpochError
+from everburn.records.publications import StaleLeaseError
 from everburn.records.store import CorruptArtifactError, StoreError, StoreFullError
 from everburn.rollouts.failures import Failure, RowsFailedError, classify, decisive_error
 from everburn.trainers.protocol import (
@@ -54,7 +54,7 @@ RULES: dict[type[BaseException], Rule] = {
     RPCError: Rule(None, retryable=True),
     LoopBlockedError: Rule(FailureKind.WORKER_SHUTDOWN, retryable=True),
     EntrypointError: Rule(FailureKind.WORKER_UNFIT, retryable=True),
-    StaleEpochError: Rule(FailureKind.TRAINER_STATE_LOST),
+    StaleLeaseError: Rule(FailureKind.TRAINER_STATE_LOST),
     TrainerFailedError: Rule(FailureKind.TRAINER_FAILED),
     TrainerStateLostError: Rule(FailureKind.TRAINER_STATE_LOST),
     TrainerCapacityError: Rule(FailureKind.CAPACITY, retryable=True),

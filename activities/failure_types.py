@@ -22,7 +22,7 @@ class FailureKind(StrEnum):
     WORKER_UNFIT = "EntrypointError"
     """This worker can't import the user's module; another may."""
     WORKER_SHUTDOWN = "WorkerShutdown"
-    WORKER_LOST = "WorkerLost"
+    WORKER_FAILED = "WorkerFailed"
     STORE = "StoreError"
     STORE_FULL = "StoreFullError"
     TRAINER_STATE_LOST = "TrainerStateLost"

@@ -14,7 +14,7 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.messages import RunLife
+from activities.messages import RunIncarnation
 from everburn.records.ids import RunRef
 from everburn.records.run_folder import find_owner
 from everburn.records.store import ArtifactStore, StoreError
@@ -38,14 +38,14 @@ class RunLiveness:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._works: dict[RunLife, set[asyncio.Future[Any]]] = {}
-        self._watches: dict[RunLife, asyncio.Task[None]] = {}
+        self._works: dict[RunIncarnation, set[asyncio.Future[Any]]] = {}
+        self._watches: dict[RunIncarnation, asyncio.Task[None]] = {}
 
-    async def is_alive(self, run: RunRef, life: int | None = None) -> bool:
-        """Whether the run is open and, where `life` is given, still in it.
+    async def is_alive(self, run: RunRef, incarnation: int | None = None) -> bool:
+        """Whether the run is open and, where `incarnation` is given, still in it.
 
         A resumed run takes over its folder a moment after it has begun; until then the folder's
-        owner has another chain.
+        owner names another first execution.
 
         Raises:
             RPCError, StoreError: the server or the store doesn't answer.
@@ -53,18 +53,18 @@ class RunLiveness:
         found = await self._open_execution(run.id)
         if found is None:
             return False
-        if life is None:
+        if incarnation is None:
             return True
         owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
         if owner is None:
             return True
-        chain = found.raw_description.workflow_execution_info.first_run_id
-        return owner.chain == chain and owner.life <= life
+        first = found.raw_description.workflow_execution_info.first_run_id
+        return owner.first_execution_id == first and owner.incarnation <= incarnation
 
-    async def seems_alive(self, run: RunRef, life: int | None = None) -> bool:
+    async def seems_alive(self, run: RunRef, incarnation: int | None = None) -> bool:
         """The same; true while the server or the store doesn't answer."""
         try:
-            return await self.is_alive(run, life)
+            return await self.is_alive(run, incarnation)
         except (RPCError, StoreError) as error:
             log.warning("can't check whether run %s is alive: %s", run.id, error)
             return True
@@ -87,7 +87,7 @@ class RunLiveness:
             for pending in caller.raw_description.pending_activities
         )
 
-    async def while_alive(self, within: RunLife, work: Awaitable[T]) -> T:
+    async def while_alive(self, within: RunIncarnation, work: Awaitable[T]) -> T:
         """The outcome of an activity's work, which is cancelled once the run is gone.
 
         Raises:
@@ -107,7 +107,7 @@ class RunLiveness:
         finally:
             works.discard(task)
 
-    def last_check(self, within: RunLife) -> Callable[[], None]:
+    def last_check(self, within: RunIncarnation) -> Callable[[], None]:
         """A check for a thread of the current activity, just before it writes what would stay:
         whether the activity's workflow execution and the run are still alive.
 
@@ -121,7 +121,7 @@ class RunLiveness:
 
         async def is_awaited() -> bool:
             return await self.is_open(caller, execution) and await self.is_alive(
-                within.run, within.life
+                within.run, within.incarnation
             )
 
         def check() -> None:
@@ -131,7 +131,7 @@ class RunLiveness:
 
         return check
 
-    async def _watch(self, within: RunLife) -> None:
+    async def _watch(self, within: RunIncarnation) -> None:
         """Check as long as there is work, and once more: work may pause between two checks."""
         works = self._works[within]
         try:
@@ -139,7 +139,7 @@ class RunLiveness:
                 await asyncio.sleep(INTERVAL)
                 if not works:
                     return
-                alive = await self.seems_alive(within.run, within.life)
+                alive = await self.seems_alive(within.run, within.incarnation)
                 while works and not alive:
                     works.pop().cancel()
         finally:

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from everburn.learning.diagnostics import PolicyDistance
 from everburn.records.commands import Command
 from everburn.records.ids import (
-    NUMBERS_PER_LIFE,
     GroupKey,
     GroupResult,
+    Leased,
     RolloutOutcome,
     RunRef,
 )
@@ -47,11 +47,11 @@ class Prepared(Message):
     notes: list[str] = Field(default_factory=list)
 
 
-class RunLife(Message):
-    """A run, in one of its lives: resumed after its end, it is in another one."""
+class RunIncarnation(Message):
+    """One incarnation of a run."""
 
     run: RunRef
-    life: int
+    incarnation: int
 
 
 class UserCodeOrder(Message):
@@ -69,13 +69,13 @@ class RolloutOrder(UserCodeOrder):
     group: GroupKey
     completion: int
     version: int
-    tries: int = 0
+    retry: int = 0
     """Earlier attempts at the same completion."""
 
     @property
-    def within(self) -> RunLife:
+    def within(self) -> RunIncarnation:
         """Whom it is done for."""
-        return RunLife(run=self.run, life=self.group.life)
+        return RunIncarnation(run=self.run, incarnation=self.group.incarnation)
 
     @property
     def where(self) -> str:
@@ -98,9 +98,9 @@ class CompleteGroup(UserCodeOrder):
     last: bool
 
     @property
-    def within(self) -> RunLife:
+    def within(self) -> RunIncarnation:
         """Whom it is done for."""
-        return RunLife(run=self.run, life=self.group.life)
+        return RunIncarnation(run=self.run, incarnation=self.group.incarnation)
 
     @property
     def where(self) -> str:
@@ -108,21 +108,21 @@ class CompleteGroup(UserCodeOrder):
 
 
 class ShardOrder(UserCodeOrder):
-    """Held-out rows start..stop-1, evaluated under a policy version. life: of the run, which has
-    begun the evaluation."""
+    """Held-out rows start..stop-1, evaluated under a policy version by an incarnation of the
+    run."""
 
-    life: int
+    incarnation: int
     version: int
     shard: int
     start: int
     stop: int
-    tries: int = 0
+    retry: int = 0
     """Earlier attempts at the same shard."""
 
     @property
-    def within(self) -> RunLife:
+    def within(self) -> RunIncarnation:
         """Whom it is done for."""
-        return RunLife(run=self.run, life=self.life)
+        return RunIncarnation(run=self.run, incarnation=self.incarnation)
 
     @property
     def where(self) -> str:
@@ -136,14 +136,14 @@ class RowsFailed(Message):
 
 
 class EvaluateFunction(UserCodeOrder):
-    life: int
+    incarnation: int
     version: int
-    tries: int = 0
+    retry: int = 0
 
     @property
-    def within(self) -> RunLife:
+    def within(self) -> RunIncarnation:
         """Whom it is done for."""
-        return RunLife(run=self.run, life=self.life)
+        return RunIncarnation(run=self.run, incarnation=self.incarnation)
 
     @property
     def where(self) -> str:
@@ -173,29 +173,16 @@ class ProvisioningReadiness(Message):
     resumed: bool = False
 
 
-class AcquireLease(Message):
-    run: RunRef
-    epoch: int
-
-
-class LeaseGrant(Message):
+class LeaseGrant(Leased):
     """A trainer session and the task queue on which its holder listens."""
 
-    epoch: int
     task_queue: str
     session: str
     holder: str
 
 
-class LeaseRef(Message):
+class LeaseRef(Leased):
     run: RunRef
-    epoch: int
-
-    @property
-    def life(self) -> int:
-        """The life of the run that asked for the lease; after a thousand leases more than that,
-        never less."""
-        return self.epoch // NUMBERS_PER_LIFE
 
 
 class PrepareBatch(Message):
@@ -207,11 +194,11 @@ class PrepareBatch(Message):
 
 
 class SubmitGroups(Message):
-    """One `forward_backward` request: submission `part` of a step."""
+    """One `forward_backward` request. submission: its number within the step, from 0."""
 
     lease: LeaseRef
     step: int
-    part: int
+    submission: int
     groups: list[GroupKey]
     prepared: PreparedBatch | None = None
 

@@ -10,7 +10,7 @@ from temporalio.client import Client
 
 from activities.contracts import ReconciliationContract
 from activities.liveness import RunLiveness
-from activities.messages import Reconcile, Reconciled, RunLife
+from activities.messages import Reconcile, Reconciled, RunIncarnation
 from everburn.learning.group import find_group
 from everburn.records.ids import GroupKey, GroupResult, group_workflow_id
 from everburn.records.store import ArtifactStore
@@ -41,8 +41,8 @@ class ReconciliationActivities(ReconciliationContract):
         )
 
     @activity.defn
-    async def run_is_open(self, within: RunLife) -> bool:
-        return await self._liveness.is_alive(within.run, within.life)
+    async def run_is_open(self, within: RunIncarnation) -> bool:
+        return await self._liveness.is_alive(within.run, within.incarnation)
 
     async def _is_closed(self, workflow_id: str | None) -> bool:
         return workflow_id is not None and not await self._liveness.is_open(workflow_id)

@@ -19,7 +19,7 @@ from activities.messages import (
     Prepared,
     ReapResult,
     RolloutOrder,
-    RunLife,
+    RunIncarnation,
     ShardOrder,
 )
 from activities.runners import Runners
@@ -66,7 +66,7 @@ class RolloutActivities(RolloutContract):
         async with self._runners.using(order.run) as runner:
             return await self._user_code(
                 order.within,
-                lambda: runner.complete(order.group, order.completion, order.version, order.tries),
+                lambda: runner.complete(order.group, order.completion, order.version, order.retry),
                 runner.config.rollout_timeout,
             )
 
@@ -88,7 +88,7 @@ class RolloutActivities(RolloutContract):
             await self._user_code(
                 order.within,
                 lambda: evaluate_shard(
-                    runner, order.version, order.shard, order.start, order.stop, order.tries
+                    runner, order.version, order.shard, order.start, order.stop, order.retry
                 ),
                 runner.config.rollout_timeout,
             )
@@ -98,7 +98,7 @@ class RolloutActivities(RolloutContract):
         async with self._runners.using(order.run) as runner:
             values = await self._user_code(
                 order.within,
-                lambda: run_evaluation_function(runner, order.version, order.tries),
+                lambda: run_evaluation_function(runner, order.version, order.retry),
                 runner.config.evaluation_timeout,
             )
         return EvaluationSummary(metrics=values)
@@ -130,7 +130,7 @@ class RolloutActivities(RolloutContract):
         return self._user_loop.join(seconds)
 
     async def _user_code(
-        self, within: RunLife, function: Callable[[], Awaitable[T]], may_block: float
+        self, within: RunIncarnation, function: Callable[[], Awaitable[T]], may_block: float
     ) -> T:
         """Await user code that only the run waits for. may_block: seconds that it may keep the
         loop to itself."""

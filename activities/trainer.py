@@ -27,7 +27,7 @@ from activities.contracts import (
 )
 from activities.heartbeats import THROTTLE
 from activities.liveness import RunLiveness
-from activities.messages import AcquireLease, LeaseGrant, LeaseRef
+from activities.messages import LeaseGrant, LeaseRef
 from activities.trainer_operations import LeaseOperations
 from everburn.config import RunConfig
 from everburn.records.ids import RunRef
@@ -78,7 +78,7 @@ class HeldLease:
 async def open_session(ref: LeaseRef, config: RunConfig) -> Trainer:
     """A session at the run's backend."""
     if config.dedicated:
-        return await DedicatedTrainer.open_for(ref.run, config, ref.epoch)
+        return await DedicatedTrainer.open_for(ref.run, config, ref.lease_key)
     return await ServerlessTrainer.open(config)
 
 
@@ -96,17 +96,17 @@ class TrainerActivities(TrainerContract, HolderContract):
         what user code has opened belongs to its loop. The one used last is at the end."""
 
     @activity.defn
-    async def acquire_lease(self, order: AcquireLease) -> LeaseGrant:
-        ref = LeaseRef(run=order.run, epoch=order.epoch)
+    async def acquire_lease(self, ref: LeaseRef) -> LeaseGrant:
         # On a trainer job, opening a session ends the one that another attempt may hold by now.
         if not await self._liveness.awaits(activity.info()):
             raise TrainerStateLostError(
-                f"this attempt at lease {ref.epoch} was given up before it began"
+                f"this attempt at lease {ref.lease_key.text} was given up before it began"
             )
         # A process that was suspended for a while has several attempts at a lease at once.
         held = await self._openings.join(ref, lambda: self._find_or_open(ref))
         return LeaseGrant(
-            epoch=order.epoch,
+            incarnation=ref.incarnation,
+            lease_epoch=ref.lease_epoch,
             task_queue=held.worker.task_queue,
             session=held.lease.trainer.session,
             holder=worker_name(),
@@ -117,7 +117,7 @@ class TrainerActivities(TrainerContract, HolderContract):
         held = self.held.get(ref)
         if held is None:
             raise TrainerStateLostError(
-                f"this process doesn't hold lease {ref.epoch} of run {ref.run.id}"
+                f"this process doesn't hold lease {ref.lease_key.text} of run {ref.run.id}"
             )
         held.claimed = True
         lease = held.lease
@@ -130,7 +130,9 @@ class TrainerActivities(TrainerContract, HolderContract):
                 await lease.wait_ended(PROBE_INTERVAL)
         except asyncio.CancelledError:
             # This process was suspended for too long, and was given up.
-            await lease.end(TrainerStateLostError(f"lease {ref.epoch} was given up by its run"))
+            await lease.end(
+                TrainerStateLostError(f"lease {ref.lease_key.text} was given up by its run")
+            )
             raise
         finally:
             self._retire(ref)
@@ -170,14 +172,14 @@ class TrainerActivities(TrainerContract, HolderContract):
             return held
         if not await self._is_wanted(ref):
             raise TrainerStateLostError(
-                f"run {ref.run.id} has no use for lease {ref.epoch} any more"
+                f"run {ref.run.id} has no use for lease {ref.lease_key.text} any more"
             )
         await self._end_superseded(ref)
         config = await asyncio.to_thread(stored_config, ref.run)
         for entrypoint in config.trainer_entrypoints:
             # They run here, where other modules may be available than on a rollout worker.
             await asyncio.to_thread(resolve, entrypoint)
-        lease = Lease(ref.epoch, await wait_for_session(self._open_trainer(ref, config)))
+        lease = Lease(ref.lease_key, await wait_for_session(self._open_trainer(ref, config)))
         held = self.held[ref] = self._serve(ref, lease)
         held.expiry = asyncio.create_task(self._expire_unclaimed(ref))
         return held
@@ -193,8 +195,10 @@ class TrainerActivities(TrainerContract, HolderContract):
 
     async def _end_superseded(self, ref: LeaseRef) -> None:
         """End the leases of the same run that this process still holds."""
-        superseded = TrainerStateLostError(f"lease {ref.epoch} has taken over")
-        for old in [held for held in self.held if held.run == ref.run and held.epoch < ref.epoch]:
+        superseded = TrainerStateLostError(f"lease {ref.lease_key.text} has taken over")
+        for old in [
+            held for held in self.held if held.run == ref.run and held.lease_key < ref.lease_key
+        ]:
             await self.held[old].lease.end(superseded)
             # Its session is closed meanwhile: a service that is gone would hold up the new one.
             self._retire(old)
@@ -204,7 +208,7 @@ class TrainerActivities(TrainerContract, HolderContract):
         await asyncio.sleep(CLAIM_TIMEOUT)
         held = self.held.get(ref)
         if held is not None and not held.claimed:
-            log.warning("lease %d of run %s isn't claimed", ref.epoch, ref.run.id)
+            log.warning("lease %s of run %s isn't claimed", ref.lease_key.text, ref.run.id)
             await held.lease.release()
             self._retire(ref)
 
@@ -238,7 +242,9 @@ class TrainerActivities(TrainerContract, HolderContract):
             await held.worker.shutdown()
             await held.serving
         except Exception as error:
-            log.warning("the queue of lease %d of run %s: %s", ref.epoch, ref.run.id, error)
+            log.warning(
+                "the queue of lease %s of run %s: %s", ref.lease_key.text, ref.run.id, error
+            )
         finally:
             if not held.lease.released:
                 # Lost to the run, the session may live on, and cost.
@@ -246,8 +252,8 @@ class TrainerActivities(TrainerContract, HolderContract):
             del self.held[ref]
 
     async def _is_wanted(self, ref: LeaseRef) -> bool:
-        """Whether the run is still in the life that asked for the lease."""
-        return await self._liveness.seems_alive(ref.run, ref.life)
+        """Whether the run is still in the incarnation that asked for the lease."""
+        return await self._liveness.seems_alive(ref.run, ref.incarnation)
 
     async def _probe(self, lease: Lease) -> None:
         """End the lease where its session is found to be of no use any more."""
@@ -266,5 +272,5 @@ class TrainerActivities(TrainerContract, HolderContract):
 
 def lease_queue(ref: LeaseRef) -> str:
     """A new task queue, on which only the holder of a lease listens: another process that has
-    opened a session under the same epoch, and was given up over it, must get none of its work."""
-    return f"everburn-trainer-{ref.run.id}-{ref.epoch}-{uuid.uuid4().hex[:8]}"
+    opened a session under the same lease, and was given up over it, must get none of its work."""
+    return f"everburn-trainer-{ref.run.id}-{ref.lease_key.text}-{uuid.uuid4().hex[:8]}"

@@ -74,7 +74,7 @@ def operation(
         async def once(self: "LeaseOperations", order: Any) -> R:
             step, part = key(order)
             return await self.lease.once(
-                order.lease.epoch,
+                order.lease.lease_key,
                 OperationKey(step, method.__name__, part),
                 lambda: method(self, order),
             )
@@ -118,11 +118,11 @@ class LeaseOperations(LeaseContract):
             where = f"run {self._run.id} · step {order.step} · {entrypoint.name}"
             raise application_error(error, where=where) from error
 
-    @operation(lambda order: (order.step, order.part))
+    @operation(lambda order: (order.step, order.submission))
     async def forward_backward(self, order: SubmitGroups) -> Submitted:
         config = await self._config()
         datums = await self._datums(order)
-        async with self.lease.turn(order.step, order.part):
+        async with self.lease.turn(order.step, order.submission):
             sent = self.lease.trainer.forward_backward(datums, config.loss, config.loss_config)
         gradients = require_finite_gradients(await sent)
         distance = policy_distance(datums, gradients.logprobs, config.clip)
@@ -130,8 +130,8 @@ class LeaseOperations(LeaseContract):
             record_reported,
             self._store,
             order.step,
-            order.part,
-            self.lease.epoch,
+            order.submission,
+            self.lease.key,
             distance.tokens,
             gradients.metrics,
         )
@@ -151,18 +151,19 @@ class LeaseOperations(LeaseContract):
     @operation(lambda order: (order.version, 0))
     async def publish(self, order: Publish) -> Published:
         started = time.monotonic()
-        config, epoch, trainer = await self._config(), self.lease.epoch, self.lease.trainer
+        config, lease, trainer = await self._config(), self.lease.key, self.lease.trainer
         if not order.current and config.dedicated:
             # A deployment serves one version: older ones continue at the current one.
             return Published(snapshot="", seconds=0.0)
         recorded = asyncio.create_task(
-            through_outages(recorded_completion, self._store, order.version, epoch)
+            through_outages(recorded_completion, self._store, order.version, lease)
         )
-        snapshot = await trainer.publish(f"policy-{order.version:04d}-e{epoch}")
+        snapshot = await trainer.publish(f"policy-{order.version:04d}-e{lease.text}")
         gap = await check_served(trainer, snapshot, *await recorded, config.served_tolerance)
         publication = Publication(
             version=order.version,
-            epoch=epoch,
+            incarnation=lease.incarnation,
+            lease_epoch=lease.lease_epoch,
             snapshot=snapshot.path,
             handle=snapshot.handle,
             shared=snapshot.shared,
@@ -179,7 +180,8 @@ class LeaseOperations(LeaseContract):
             step=order.step,
             version=order.version,
             path=path,
-            epoch=self.lease.epoch,
+            incarnation=self.lease.key.incarnation,
+            lease_epoch=self.lease.key.lease_epoch,
             base_model=config.base_model,
             lora_rank=config.lora_rank,
             adapter_seed=config.seed,
@@ -220,8 +222,8 @@ class LeaseOperations(LeaseContract):
             prepare_submission,
             self._store,
             order.step,
-            order.part,
-            self.lease.epoch,
+            order.submission,
+            self.lease.key,
             order.groups,
             order.prepared,
         )

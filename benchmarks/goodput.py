@@ -132,7 +132,7 @@ def _shuffled(draw: random.Random) -> list[str]:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went. began: when admission opened, in seconds since the epoch. seconds: from the
+    """How a run went. began: when admission opened, in seconds since 1970. seconds: from the
     first publication to the last. killed: the kills that were made."""
 
     began: float

@@ -27,14 +27,14 @@ class Recovery:
 
     kind: str
     at: float
-    """Seconds since the epoch."""
+    """Seconds since 1970."""
     seconds: float | None
     redone_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Event:
-    """at: seconds since the epoch. name: the event's kind, of an activity with its type."""
+    """at: seconds since 1970. name: the event's kind, of an activity with its type."""
 
     at: float
     name: str

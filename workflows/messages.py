@@ -7,8 +7,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from activities.messages import LeaseGrant, ProvisioningReadiness
-from everburn.records.ids import GroupKey, GroupResult, RunRef
+from activities.messages import (
+    LeaseGrant,
+    LeaseRef,
+    ProvisioningReadiness,
+)
+from everburn.records.ids import (
+    GroupKey,
+    GroupResult,
+    Leased,
+    RunRef,
+)
 
 ROLLOUT_FAILED = "RolloutFailed"
 """Type of the error of a run that a failed rollout has ended."""
@@ -112,15 +121,13 @@ class ProvisioningWait(Message):
 class LeaseOrder(Message):
     """provisioning: for a lease that needs a trainer job and a deployment first."""
 
-    run: RunRef
-    epoch: int
+    lease: LeaseRef
     provisioning: ProvisioningWait | None = None
 
 
-class LeaseWaiting(Message):
+class LeaseWaiting(Leased):
     """text: what the lease waits for."""
 
-    epoch: int
     text: str
 
 
@@ -128,33 +135,32 @@ class LeaseGranted(Message):
     grant: LeaseGrant
 
 
-class LeaseEnded(Message):
+class LeaseEnded(Leased):
     """The lease is over: released, lost, or never granted."""
 
-    epoch: int
     error: str | None = None
     error_type: str | None = None
 
 
 class EvaluationOrder(Message):
-    """rows: held-out rows; 0 for an evaluation function."""
+    """An evaluation that an incarnation of the run has begun. rows: held-out rows; 0 for an
+    evaluation function."""
 
     run: RunRef
+    incarnation: int
     version: int
     rows: int
     timeout: float
     search_attributes: bool
     count_failures: bool = False
     """Whether a failed evaluation continues until all failures are counted."""
-    life: int = 0
-    """Of the run that started it."""
 
 
 class EvaluationReport(Message):
-    """life: of the run that started the evaluation."""
+    """incarnation: of the run that started the evaluation."""
 
     version: int
-    life: int
+    incarnation: int
     metrics: dict[str, float]
     error: str | None = None
     failed: int = 0

@@ -13,10 +13,10 @@ from everburn.config import RunConfig
 from everburn.learning.group import completed_groups, load_group
 from everburn.records import metrics
 from everburn.records.checkpoints import eligible_checkpoints, find_checkpoint
-from everburn.records.ids import NUMBERS_PER_LIFE, GroupResult, RunRef
+from everburn.records.ids import GroupResult, RunRef
 from everburn.records.keys import ROWS_KEY
 from everburn.records.ledger import LedgerEntry, read_ledger
-from everburn.records.publications import current_publication
+from everburn.records.publications import publishing_leases
 from everburn.records.run_folder import commanded_changes, find_origin, run_owner, stored_config
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.dataset import stored_rows
@@ -45,7 +45,7 @@ def rebuilt_state(
         )
     state = RunState.initial(run, config, now)
     state.origin = find_origin(store)
-    state.incarnation = run_owner(store).life + 1
+    state.incarnation = run_owner(store).incarnation + 1
     # Number 0 is taken: how this incarnation begins, with what its configuration changes.
     state.recorder.next_command = 1
     state.step.committed = state.producer.admission.version = len(ledger)
@@ -55,11 +55,7 @@ def rebuilt_state(
     state.checkpoints.last = state.checkpoints.eligible[-1].path
     state.producer.cursor.total = len(stored_rows(run, ROWS_KEY)) * config.epochs
     _restore_rows(state, config, store, ledger)
-    published = current_publication(store)
-    last_epoch = published.epoch if published is not None else 0
-    state.lease.lease_epoch = max(
-        last_epoch, state.incarnation * NUMBERS_PER_LIFE, *(entry.epoch for entry in ledger)
-    )
+    state.lease.lease_epoch = _last_lease_epoch(store, ledger)
     note_taken_over(state, run, config)
     records = metrics.read(store)
     state.recorder.producer_index = sum(r.stream == metrics.PRODUCER_STREAM for r in records)
@@ -105,6 +101,16 @@ def states_until(checkpoints: list[CheckpointAt], wanted: str, run: RunRef) -> l
     )
 
 
+def _last_lease_epoch(store: ArtifactStore, ledger: list[LedgerEntry]) -> int:
+    """The highest that the run's folder knows. Of later leases nothing is left there: the
+    incarnation tells them from those that take their numbers."""
+    leases = [entry.lease_key for entry in ledger] + publishing_leases(store)
+    first = find_checkpoint(store, 0)
+    if first is not None:
+        leases.append(first.lease_key)
+    return max((lease.lease_epoch for lease in leases), default=0)
+
+
 def _restore_rows(
     state: RunState, config: RunConfig, store: ArtifactStore, ledger: list[LedgerEntry]
 ) -> None:
@@ -113,7 +119,6 @@ def _restore_rows(
     untrained = _untrained_rows(store, trained)
     producer, cursor = state.producer, state.producer.cursor
     cursor.next = max([*trained, *untrained], default=-1) + 1
-    producer.first_attempt = state.incarnation * NUMBERS_PER_LIFE
     for number in range(cursor.next):
         row = untrained.get(number, _Row())
         if number in trained or row.rejected:

@@ -13,7 +13,7 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NAME = re.compile(_LABEL)
 _REFERENCE = re.compile(rf"{_LABEL}/run-[0-9a-f]{{32}}/(?P<name>{_LABEL})")
 _CROSS_JOB = re.compile(rf"cross_job://{_LABEL}/{_LABEL}")
-_SNAPSHOT = re.compile(r"policy-\d{4,}-e\d+(-[0-9a-f]{8})?")
+_SNAPSHOT = re.compile(r"policy-\d{4,}-e\d+(i\d+)?(-[0-9a-f]{8})?")
 """Names that Everburn gives to sampler snapshots, as the SDK completes them."""
 _SESSION_RESOURCE = re.compile(r"accounts/[^/]+/trainingSessions/.*")
 _MODEL_ID = re.compile(r"[a-z0-9-]{1,63}")

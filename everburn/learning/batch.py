@@ -177,7 +177,7 @@ def segment_advantages(store: ArtifactStore, ref: StoredRef) -> SegmentAdvantage
     """
     return {
         SegmentKey(
-            GroupKey(cursor=row["cursor"], attempt=row["attempt"]),
+            GroupKey(cursor=row["cursor"], attempt=row["attempt"], incarnation=row["incarnation"]),
             row["completion"],
             row["segment"],
         ): row["advantages"]
@@ -224,6 +224,7 @@ def _columns(
                 trained = [0, *segment.loss_mask[1:]]
                 columns["cursor"].append(manifest.key.cursor)
                 columns["attempt"].append(manifest.key.attempt)
+                columns["incarnation"].append(manifest.key.incarnation)
                 columns["completion"].append(completion.completion)
                 columns["segment"].append(index)
                 columns["advantages"].append(
@@ -266,6 +267,7 @@ def _schema() -> Any:
         [
             ("cursor", pa.int64()),
             ("attempt", pa.int32()),
+            ("incarnation", pa.int32()),
             ("completion", pa.int32()),
             ("segment", pa.int32()),
             ("advantages", pa.list_(pa.float32())),

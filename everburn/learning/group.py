@@ -186,8 +186,9 @@ def load_group(store: ArtifactStore, key: GroupKey) -> GroupManifest:
 
 
 def completed_groups(store: ArtifactStore) -> list[GroupKey]:
-    """All groups that have been completed, in order of cursor and attempt."""
-    return [GroupKey.named(PurePosixPath(key).stem) for key in store.keys(GROUPS)]
+    """All groups that have been completed, by row and from the oldest to the newest."""
+    groups = (GroupKey.named(PurePosixPath(key).stem) for key in store.keys(GROUPS))
+    return sorted(groups, key=lambda group: group.sort_key)
 
 
 def all_groups(store: ArtifactStore) -> Iterator[GroupManifest]:

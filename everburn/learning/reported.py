@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from everburn.records.ids import LeaseKey
 from everburn.records.keys import submission_metrics_key
 from everburn.records.store import ArtifactStore
 
@@ -30,19 +31,21 @@ class RequestMetrics(BaseModel):
 def record_reported(
     store: ArtifactStore,
     step: int,
-    part: int,
-    epoch: int,
+    submission: int,
+    lease: LeaseKey,
     tokens: int,
     metrics: Mapping[str, float],
 ) -> None:
     others = {name: value for name, value in metrics.items() if name != LOSS}
     request = RequestMetrics(tokens=tokens, metrics=others)
-    store.put_json(submission_metrics_key(step, part, epoch), request.model_dump(mode="json"))
+    store.put_json(submission_metrics_key(step, submission, lease), request.model_dump(mode="json"))
 
 
-def find_reported(store: ArtifactStore, step: int, parts: int, epoch: int) -> list[RequestMetrics]:
+def find_reported(
+    store: ArtifactStore, step: int, submissions: int, lease: LeaseKey
+) -> list[RequestMetrics]:
     """The metrics of a step's requests; empty for a request whose file is missing."""
-    keys = (submission_metrics_key(step, part, epoch) for part in range(parts))
+    keys = (submission_metrics_key(step, number, lease) for number in range(submissions))
     return [RequestMetrics.model_validate(store.find_json(key) or {}) for key in keys]
 
 

@@ -26,6 +26,7 @@ class CompletionRecord(BaseModel):
     row_index: int
     epoch: int
     attempt: int
+    incarnation: int
     completion: int
     version: int
     """Policy version at admission."""
@@ -85,6 +86,7 @@ def _schema() -> Any:
             ("row_index", pa.int64()),
             ("epoch", pa.int32()),
             ("attempt", pa.int32()),
+            ("incarnation", pa.int32()),
             ("completion", pa.int32()),
             ("version", pa.int32()),
             ("versions", pa.list_(pa.int32())),

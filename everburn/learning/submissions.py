@@ -6,44 +6,40 @@ workflow), the trainer session (trainers/) or what its answer tells (diagnostics
 
 from collections.abc import Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from everburn.learning.batch import segment_advantages
 from everburn.learning.datums import Datum, group_datums
 from everburn.learning.group import GroupManifest, load_group
-from everburn.records.ids import GroupKey, StoredRef
+from everburn.records.ids import GroupKey, Leased, LeaseKey, StoredRef
 from everburn.records.keys import group_key, submission_key
 from everburn.records.ledger import PreparedBatch
 from everburn.records.store import ArtifactStore
 
 
-class SubmissionManifest(BaseModel):
+class SubmissionManifest(Leased):
     """One `forward_backward` request: which groups, in which order, with their digests."""
 
-    model_config = ConfigDict(extra="forbid")
-
     step: int
-    part: int
-    epoch: int
+    submission: int
     groups: list[StoredRef]
 
 
 def prepare_submission(
     store: ArtifactStore,
     step: int,
-    part: int,
-    epoch: int,
+    submission: int,
+    lease: LeaseKey,
     groups: Sequence[GroupKey],
     prepared: PreparedBatch | None = None,
 ) -> list[Datum]:
     """Record what a request consists of, before it is sent, and build its datums."""
     manifest = SubmissionManifest(
+        incarnation=lease.incarnation,
+        lease_epoch=lease.lease_epoch,
         step=step,
-        part=part,
-        epoch=epoch,
+        submission=submission,
         groups=[store.ref(group_key(group)) for group in groups],
     )
-    store.put_json(submission_key(step, part, epoch), manifest.model_dump(mode="json"))
+    store.put_json(submission_key(step, submission, lease), manifest.model_dump(mode="json"))
     return recorded_datums(store, (load_group(store, group) for group in groups), prepared)
 
 

@@ -5,23 +5,20 @@ an earlier one. Doesn't own the state itself: the training service does.
 """
 
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
-from pydantic import BaseModel, ConfigDict
-
+from everburn.records.ids import Leased, LeaseKey
 from everburn.records.keys import checkpoint_key, checkpoints_of
 from everburn.records.ledger import LedgerEntry
 from everburn.records.store import ArtifactStore
 
 
-class Checkpoint(BaseModel):
+class Checkpoint(Leased):
     """`path` is the full reference under which the training service loads it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int
     version: int
     path: str
-    epoch: int
     base_model: str
     lora_rank: int
     adapter_seed: int
@@ -29,17 +26,19 @@ class Checkpoint(BaseModel):
 
 def record_checkpoint(store: ArtifactStore, checkpoint: Checkpoint) -> None:
     """Keep the record; another lease's of the same step stays."""
-    key = checkpoint_key(checkpoint.step, checkpoint.epoch)
+    key = checkpoint_key(checkpoint.step, checkpoint.lease_key)
     store.put_json(key, checkpoint.model_dump(mode="json"))
 
 
-def find_checkpoint(store: ArtifactStore, step: int, since: int = 0) -> Checkpoint | None:
-    """The newest record of a step, of a lease whose epoch is at least `since`."""
-    keys = store.keys(checkpoints_of(step))
-    if not keys:
+def find_checkpoint(
+    store: ArtifactStore, step: int, since: LeaseKey | None = None
+) -> Checkpoint | None:
+    """The newest record of a step, of the lease `since` or a newer one."""
+    names = (PurePosixPath(key).stem for key in store.keys(checkpoints_of(step)))
+    newest = max(map(LeaseKey.named, names), default=None)
+    if newest is None or (since is not None and newest < since):
         return None
-    found = Checkpoint.model_validate(store.get_json(keys[-1]))
-    return found if found.epoch >= since else None
+    return Checkpoint.model_validate(store.get_json(checkpoint_key(step, newest)))
 
 
 def eligible_checkpoints(store: ArtifactStore, ledger: Sequence[LedgerEntry]) -> list[Checkpoint]:
@@ -49,5 +48,5 @@ def eligible_checkpoints(store: ArtifactStore, ledger: Sequence[LedgerEntry]) ->
     its gradients may have been summed in another order.
     """
     first = find_checkpoint(store, 0)
-    others = (find_checkpoint(store, entry.step, since=entry.epoch) for entry in ledger)
+    others = (find_checkpoint(store, entry.step, since=entry.lease_key) for entry in ledger)
     return [checkpoint for checkpoint in (first, *others) if checkpoint is not None]

@@ -1,7 +1,7 @@
 """Commands: what a person asked of a run while it ran, and how the run ended.
 
-Owns the records, one file each, written once and numbered within each life of the run. A ledger
-entry repeats the commands since the step before it; those after the last step are only here.
+Owns the records, one file each, written once and numbered within each incarnation of the run. A
+ledger entry repeats the commands since the step before it; those after the last step are only here.
 Doesn't own what a command does (workflows/run/train_run.py).
 """
 
@@ -20,14 +20,13 @@ Ending = Literal["completed", "stopped", "failed", "cancelled"]
 class Command(Ref):
     """A command to the run, a state that it saved at its end, or how it ended.
 
-    at: seconds since the Unix epoch, by the workflow's clock. life: how often the run had been
-    resumed. step: the last committed one. changes: of the configuration. checkpoint: the full path
-    of what was saved. ending: of the run's life.
+    at: seconds since 1970, by the workflow's clock. step: the last committed one. changes: of the
+    configuration. checkpoint: the full path of what was saved. ending: of the incarnation.
     """
 
     at: float
     text: str
-    life: int = 0
+    incarnation: int = 0
     number: int = 0
     step: int = 0
     changes: dict[str, JsonValue] = Field(default_factory=dict)
@@ -37,7 +36,7 @@ class Command(Ref):
 
 def record_command(store: ArtifactStore, command: Command) -> None:
     """Write the command, unless its number is taken: the first record stays."""
-    key = command_key(command.life, command.number)
+    key = command_key(command.incarnation, command.number)
     store.put_json(key, command.model_dump(mode="json"), once=True)
 
 
@@ -46,9 +45,11 @@ def read_commands(store: ArtifactStore) -> list[Command]:
     return [Command.model_validate(store.get_json(key)) for key in store.keys(COMMANDS)]
 
 
-def commands_between(store: ArtifactStore, life: int, start: int, stop: int) -> list[Command]:
-    """Commands start..stop-1 of a life. Raises FileNotFoundError."""
-    keys = (command_key(life, number) for number in range(start, stop))
+def commands_between(
+    store: ArtifactStore, incarnation: int, start: int, stop: int
+) -> list[Command]:
+    """Commands start..stop-1 of an incarnation. Raises FileNotFoundError."""
+    keys = (command_key(incarnation, number) for number in range(start, stop))
     return [Command.model_validate(store.get_json(key)) for key in keys]
 
 
@@ -62,13 +63,13 @@ def changes_by(commands: Iterable[Command]) -> dict[str, JsonValue]:
 
 def ending_of(store: ArtifactStore) -> Ending | None:
     """How the run ended; None while it runs, and after an end that left no record."""
-    life = None
+    incarnation = None
     for key in reversed(store.keys(COMMANDS)):
         command = Command.model_validate(store.get_json(key))
-        if life not in (None, command.life):
+        if incarnation not in (None, command.incarnation):
             break
         if command.ending is not None:
             return command.ending
-        # Commands may follow the ending; in a later life there is no ending yet.
-        life = command.life
+        # Commands may follow the ending; in a later incarnation there is no ending yet.
+        incarnation = command.incarnation
     return None

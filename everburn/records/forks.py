@@ -86,7 +86,7 @@ def copy_past(origin: Origin, target: RunRef, config: RunConfig, at: float) -> N
         Command(
             at=at,
             text=f"forked from {origin}",
-            life=run_owner(copy).life + 1,
+            incarnation=run_owner(copy).incarnation + 1,
             step=origin.step,
             changes=origin.changes,
         ),

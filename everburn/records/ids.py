@@ -5,7 +5,7 @@ data lies (keys.py). Imports nothing heavy: workflows use it.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
 
@@ -34,16 +34,18 @@ class StoredRef(Ref):
     sha256: str
 
 
-NUMBERS_PER_LIFE = 1000
-"""Attempts and lease epochs of a resumed run begin at the next thousand: what its former lives
-used, and perhaps left no trace of, is never used again."""
+def incarnation_suffix(incarnation: int) -> str:
+    """How names tell a run's incarnations apart: nothing for the first, then `i1`, `i2`, ..."""
+    return f"i{incarnation}" if incarnation else ""
 
 
 class GroupKey(Ref):
-    """A prompt group: the row at `cursor`, in its `attempt`. JSON has it as its `text`."""
+    """A prompt group: the row at `cursor`, in an attempt of one incarnation of the run. Attempts
+    are counted from 0 in each incarnation. JSON has it as its `text`."""
 
     cursor: int
     attempt: int = 0
+    incarnation: int = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -56,23 +58,25 @@ class GroupKey(Ref):
 
     @property
     def name(self) -> str:
-        return f"row-{self.cursor:06d}.{self.attempt}"
-
-    @property
-    def life(self) -> int:
-        """The life of the run in which the group was begun; after a thousand attempts at one row
-        more than that, never less."""
-        return self.attempt // NUMBERS_PER_LIFE
+        """In file names: `row-000030.0`, `row-000030.1i2`."""
+        return f"row-{self.cursor:06d}.{self.attempt}{incarnation_suffix(self.incarnation)}"
 
     @property
     def text(self) -> str:
-        """The shortest unambiguous form: `17` or, retried, `17.1`."""
-        return f"{self.cursor}.{self.attempt}" if self.attempt else str(self.cursor)
+        """The shortest unambiguous form: `30`, `30.1`, `30i2` or `30.1i2`."""
+        attempt = f".{self.attempt}" if self.attempt else ""
+        return f"{self.cursor}{attempt}{incarnation_suffix(self.incarnation)}"
+
+    @property
+    def sort_key(self) -> tuple[int, int, int]:
+        """By row, and the groups of a row from the oldest to the newest."""
+        return (self.cursor, self.incarnation, self.attempt)
 
     @classmethod
     def parse(cls, text: str) -> "GroupKey":
-        cursor, _, attempt = text.partition(".")
-        return cls(cursor=int(cursor), attempt=int(attempt or 0))
+        row, _, incarnation = text.partition("i")
+        cursor, _, attempt = row.partition(".")
+        return cls(cursor=int(cursor), attempt=int(attempt or 0), incarnation=int(incarnation or 0))
 
     @classmethod
     def named(cls, name: str) -> "GroupKey":
@@ -81,8 +85,43 @@ class GroupKey(Ref):
 
 
 def group_workflow_id(run: str, key: GroupKey) -> str:
-    """The id of a group's workflow: unique over the run's whole life."""
-    return f"{run}/row-{key.cursor}.{key.attempt}"
+    """The id of a group's workflow: unique over all incarnations of the run."""
+    return f"{run}/row-{key.cursor}.{key.attempt}{incarnation_suffix(key.incarnation)}"
+
+
+class LeaseKey(NamedTuple):
+    """A lease of a run. The larger key is the newer lease, and fences the others: lease epochs grow
+    with every lease, but a lease that an incarnation asked for last may be unknown to the next."""
+
+    incarnation: int
+    lease_epoch: int
+
+    @property
+    def name(self) -> str:
+        """In file names: `lease-000003`, `lease-000003i1`."""
+        return f"lease-{self.lease_epoch:06d}{incarnation_suffix(self.incarnation)}"
+
+    @property
+    def text(self) -> str:
+        """For people and in workflow ids: `3`, `3i1`."""
+        return f"{self.lease_epoch}{incarnation_suffix(self.incarnation)}"
+
+    @classmethod
+    def named(cls, name: str) -> "LeaseKey":
+        """The inverse of `name`."""
+        lease_epoch, _, incarnation = name.removeprefix("lease-").partition("i")
+        return cls(int(incarnation or 0), int(lease_epoch))
+
+
+class Leased(Ref):
+    """What belongs to a lease. `lease_epoch` is the lease's fencing number."""
+
+    incarnation: int
+    lease_epoch: int
+
+    @property
+    def lease_key(self) -> LeaseKey:
+        return LeaseKey(self.incarnation, self.lease_epoch)
 
 
 class RewardSum(Ref):
@@ -129,25 +168,25 @@ class GroupResult(Ref):
 
 
 def in_order(groups: Iterable[GroupKey]) -> list[GroupKey]:
-    return sorted(groups, key=lambda group: (group.cursor, group.attempt))
+    return sorted(groups, key=lambda group: group.sort_key)
 
 
 def group_ranges(groups: Iterable[GroupKey]) -> str:
-    """Group names for people: `17-24,26,30.1`."""
-    parts: list[str] = []
-    run: list[int] = []
+    """Group names for people, with ranges of first attempts: `17-24,26,30.1`, and `31-38i2` of a
+    resumed run."""
+    ranges: list[tuple[GroupKey, GroupKey]] = []
     for group in in_order(groups):
-        if run and (group.attempt or group.cursor != run[-1] + 1):
-            parts.append(_range_text(run))
-            run = []
-        if group.attempt:
-            parts.append(group.text)
+        if ranges and group == _neighbor(ranges[-1][1]):
+            ranges[-1] = (ranges[-1][0], group)
         else:
-            run.append(group.cursor)
-    if run:
-        parts.append(_range_text(run))
-    return ",".join(parts)
+            ranges.append((group, group))
+    return ",".join(_range_text(first, last) for first, last in ranges)
 
 
-def _range_text(run: list[int]) -> str:
-    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+def _neighbor(group: GroupKey) -> GroupKey | None:
+    """The group that continues a range after this one."""
+    return None if group.attempt else group.model_copy(update={"cursor": group.cursor + 1})
+
+
+def _range_text(first: GroupKey, last: GroupKey) -> str:
+    return first.text if first == last else f"{first.cursor}-{last.text}"

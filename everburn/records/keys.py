@@ -7,7 +7,7 @@ wrote. Doesn't own the names of groups and completions (ids.py), or the data beh
 import hashlib
 from collections.abc import Sequence
 
-from everburn.records.ids import GroupKey, group_ranges
+from everburn.records.ids import GroupKey, LeaseKey, group_ranges
 
 ROLLOUTS = "rollouts"
 
@@ -43,13 +43,17 @@ def group_key(group: GroupKey) -> str:
     return f"{GROUPS}/{group.name}.json"
 
 
-def submission_key(step: int, index: int, epoch: int) -> str:
-    return f"steps/{step:06d}/epoch-{epoch}/submission-{index}.json"
+# What a lease's holder records lies under the lease's name, so that a superseded holder, which may
+# come back at any moment, has nothing of its successor's to overwrite.
 
 
-def submission_metrics_key(step: int, index: int, epoch: int) -> str:
+def submission_key(step: int, submission: int, lease: LeaseKey) -> str:
+    return f"steps/{step:06d}/{lease.name}/submission-{submission}.json"
+
+
+def submission_metrics_key(step: int, submission: int, lease: LeaseKey) -> str:
     """What the trainer reported of a submission."""
-    return f"steps/{step:06d}/epoch-{epoch}/submission-{index}-metrics.json"
+    return f"steps/{step:06d}/{lease.name}/submission-{submission}-metrics.json"
 
 
 def prepared_batch_key(step: int, groups: Sequence[GroupKey]) -> str:
@@ -69,27 +73,27 @@ def ledger_key(step: int) -> str:
 COMMANDS = "commands"
 
 
-def command_key(life: int, number: int) -> str:
-    return f"{COMMANDS}/{life:03d}-{number:06d}.json"
+def command_key(incarnation: int, number: int) -> str:
+    return f"{COMMANDS}/{incarnation:03d}-{number:06d}.json"
 
 
 PUBLICATIONS = "publications"
 
 
-def publication_key(version: int, epoch: int) -> str:
-    return f"{PUBLICATIONS}/epoch-{epoch:06d}/{version:06d}.json"
+def publication_key(version: int, lease: LeaseKey) -> str:
+    return f"{PUBLICATIONS}/{lease.name}/{version:06d}.json"
 
 
-def current_publication_key(epoch: int) -> str:
-    return f"{PUBLICATIONS}/epoch-{epoch:06d}/current.json"
+def current_publication_key(lease: LeaseKey) -> str:
+    return f"{PUBLICATIONS}/{lease.name}/current.json"
 
 
 def checkpoints_of(step: int) -> str:
     return f"checkpoints/state-{step}"
 
 
-def checkpoint_key(step: int, epoch: int) -> str:
-    return f"{checkpoints_of(step)}/epoch-{epoch:06d}.json"
+def checkpoint_key(step: int, lease: LeaseKey) -> str:
+    return f"{checkpoints_of(step)}/{lease.name}.json"
 
 
 def evaluation_key(version: int) -> str:

@@ -12,7 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from everburn.config import Entrypoint
 from everburn.learning.losses import LossConfig
 from everburn.records.commands import Command
-from everburn.records.ids import GroupKey, Ref, RewardSum, RunRef, StoredRef
+from everburn.records.ids import (
+    GroupKey,
+    Leased,
+    Ref,
+    RewardSum,
+    RunRef,
+    StoredRef,
+)
 from everburn.records.keys import LEDGER, ledger_key
 from everburn.records.metrics import Number, Record
 from everburn.records.store import ArtifactStore
@@ -45,7 +52,7 @@ class PreparedBatch(Ref):
     datums: int
 
 
-class StepRecord(BaseModel):
+class StepRecord(Leased):
     """What the run knows of a finished step, and the ledger keeps of it.
 
     version: published by this step. attempts: leases under which the step was begun. groups: the
@@ -54,11 +61,8 @@ class StepRecord(BaseModel):
         previous publication. metrics: timings, and what trainer and scheduler reported.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     step: int
     version: int
-    epoch: int
     attempts: int
     updated: bool
     groups: list[GroupKey]
@@ -80,7 +84,6 @@ class StepCommit(StepRecord):
     """
 
     run: RunRef
-    life: int
     submission_count: int
     command_range: tuple[int, int]
     rejected: RewardSum
@@ -127,8 +130,8 @@ def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
     for name in MADE_OF:
         if committed[name] != repeated[name]:
             raise LedgerConflictError(
-                f"step {entry.step} was committed with {name} {committed[name]} under epoch "
-                f"{found.epoch}; epoch {entry.epoch} now brings {repeated[name]}"
+                f"step {entry.step} was committed with {name} {committed[name]} under lease "
+                f"{found.lease_key.text}; lease {entry.lease_key.text} now brings {repeated[name]}"
             )
     return found
 

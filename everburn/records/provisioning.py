@@ -53,16 +53,18 @@ def readable_name(run_id: str) -> str:
     return f"eb-{readable}-" if readable else "eb-"
 
 
-def provisioned_name(run: RunRef, chain: str) -> str:
+def provisioned_name(run: RunRef, first_execution_id: str) -> str:
     """The name of a run's job and deployment; a digest distinguishes runs of the same id."""
-    digest = hashlib.sha256(f"{run.id}/{chain}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{run.id}/{first_execution_id}".encode()).hexdigest()[:8]
     return readable_name(run.id) + digest
 
 
-def planned_provisioning(run: RunRef, chain: str, config: RunConfig) -> ProvisioningRecord:
-    """The ids for a run that has nothing yet; `chain` distinguishes runs of the same id in an
-    account."""
-    name = provisioned_name(run, chain)
+def planned_provisioning(
+    run: RunRef, first_execution_id: str, config: RunConfig
+) -> ProvisioningRecord:
+    """The ids for a run that has nothing yet; `first_execution_id` distinguishes runs of the same
+    id in an account."""
+    name = provisioned_name(run, first_execution_id)
     trainer, deployment = config.trainer_provisioning, config.deployment_provisioning
     return ProvisioningRecord(
         name=name,

@@ -1,6 +1,6 @@
-"""Publication records: which sampler handle serves (run, version), and under which lease epoch.
+"""Publication records: which sampler handle serves (run, version), and under which lease.
 
-Owns the records, each epoch's apart from the others', the refusal of superseded epochs, and the
+Owns the records, each lease's apart from the others', the refusal of superseded leases, and the
 rule by which a version is served whose snapshot died with its session. Doesn't own snapshots
 themselves (trainers/) or sampling (rollouts/sampling.py).
 
@@ -10,24 +10,20 @@ after it are looked for, and no more: a late write of it sets nothing back.
 
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict
-
+from everburn.records.ids import Leased, LeaseKey
 from everburn.records.keys import PUBLICATIONS, current_publication_key, publication_key
 from everburn.records.store import ArtifactStore
 
 
-class StaleEpochError(RuntimeError):
+class StaleLeaseError(RuntimeError):
     """A superseded lease tried to change what its successor owns."""
 
 
-class Publication(BaseModel):
-    """`handle` carries no credentials; it may sample until the lease `epoch` has ended. Where it
-    is `shared`, it is a deployment's, which serves whatever was published last."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Publication(Leased):
+    """`handle` carries no credentials; it may sample until the lease has ended. Where it is
+    `shared`, it is a deployment's, which serves whatever was published last."""
 
     version: int
-    epoch: int
     snapshot: str
     handle: str
     shared: bool = False
@@ -38,34 +34,34 @@ def publish(store: ArtifactStore, publication: Publication, *, current: bool = T
     later version is.
 
     Raises:
-        StaleEpochError: a newer lease publishes.
+        StaleLeaseError: a newer lease publishes.
     """
-    _check_epoch(store, publication)
+    _check_lease(store, publication)
     value = publication.model_dump(mode="json")
-    store.put_json(publication_key(publication.version, publication.epoch), value)
+    store.put_json(publication_key(publication.version, publication.lease_key), value)
     if current:
         _make_current(store, publication)
 
 
 def find_publication(store: ArtifactStore, version: int) -> Publication | None:
     """The newest record of a version, whether or not its session still lives."""
-    return _newest(store, lambda epoch: _find(store, publication_key(version, epoch)))
+    return _newest(store, lambda lease: _find(store, publication_key(version, lease)))
 
 
 def current_publication(store: ArtifactStore) -> Publication | None:
     """The policy of the run: what was published last."""
-    return _newest(store, lambda epoch: _current(store, epoch))
+    return _newest(store, lambda lease: _current(store, lease))
 
 
 def serving(store: ArtifactStore, version: int) -> Publication | None:
     """Who serves a version now: its own snapshot; or the current policy's, where the version's own
     died with a superseded lease and nobody replayed it, and on a deployment that serves one."""
 
-    def own_or_current(epoch: int) -> Publication | None:
-        own = _find(store, publication_key(version, epoch))
+    def own_or_current(lease: LeaseKey) -> Publication | None:
+        own = _find(store, publication_key(version, lease))
         if own is not None and not own.shared:
             return own
-        return _current(store, epoch) or own
+        return _current(store, lease) or own
 
     found = _newest(store, own_or_current)
     # A version that is still to come isn't served by those before it.
@@ -78,7 +74,7 @@ def carry_publication(store: ArtifactStore, version: int) -> Publication:
 
     Raises:
         FileNotFoundError: version - 1 was never published.
-        StaleEpochError: a newer lease publishes.
+        StaleLeaseError: a newer lease publishes.
     """
     current = current_publication(store)
     if current is not None and current.version >= version:
@@ -87,54 +83,57 @@ def carry_publication(store: ArtifactStore, version: int) -> Publication:
     if previous is None:
         raise FileNotFoundError(f"version {version - 1} was never published")
     carried = previous.model_copy(update={"version": version})
-    _check_epoch(store, carried)
-    key = publication_key(version, carried.epoch)
+    _check_lease(store, carried)
+    key = publication_key(version, carried.lease_key)
     store.put_json(key, carried.model_dump(mode="json"), once=True)
     carried = Publication.model_validate(store.get_json(key))
     _make_current(store, carried)
     return carried
 
 
-def _check_epoch(store: ArtifactStore, publication: Publication) -> None:
-    for epoch in _epochs(store):
-        if epoch > publication.epoch:
-            raise StaleEpochError(
-                f"epoch {epoch} publishes now; a publication of version {publication.version} "
-                f"under epoch {publication.epoch} is refused"
-            )
+def _check_lease(store: ArtifactStore, publication: Publication) -> None:
+    newest = max(publishing_leases(store), default=publication.lease_key)
+    if newest > publication.lease_key:
+        raise StaleLeaseError(
+            f"lease {newest.text} publishes now; a publication of version {publication.version} "
+            f"under lease {publication.lease_key.text} is refused"
+        )
 
 
 def _make_current(store: ArtifactStore, publication: Publication) -> None:
     """Unless a later version is."""
-    found = _current(store, publication.epoch)
+    found = _current(store, publication.lease_key)
     # The record of this very version is found already, where it follows the one before.
     if found is None or found.version <= publication.version:
         value = publication.model_dump(mode="json")
-        store.put_json(current_publication_key(publication.epoch), value)
+        store.put_json(current_publication_key(publication.lease_key), value)
 
 
-def _current(store: ArtifactStore, epoch: int) -> Publication | None:
-    """What an epoch has published last.
+def _current(store: ArtifactStore, lease: LeaseKey) -> Publication | None:
+    """What was published last under a lease.
 
-    Versions of an epoch follow each other, and those that recovery serves again come before its
+    Versions of a lease follow each other, and those that recovery serves again come before its
     first current one: whatever is recorded after the current version is newer.
     """
-    found = _find(store, current_publication_key(epoch))
+    found = _find(store, current_publication_key(lease))
     while found is not None:
-        later = _find(store, publication_key(found.version + 1, epoch))
+        later = _find(store, publication_key(found.version + 1, lease))
         if later is None:
             break
         found = later
     return found
 
 
-def _epochs(store: ArtifactStore) -> list[int]:
-    """Those that have published anything, the newest first."""
-    return sorted((int(key.rpartition("-")[2]) for key in store.keys(PUBLICATIONS)), reverse=True)
+def publishing_leases(store: ArtifactStore) -> list[LeaseKey]:
+    """The leases that have published anything, the newest first."""
+    names = (key.rpartition("/")[2] for key in store.keys(PUBLICATIONS))
+    return sorted((LeaseKey.named(name) for name in names), reverse=True)
 
 
-def _newest(store: ArtifactStore, find: Callable[[int], Publication | None]) -> Publication | None:
-    return next((found for epoch in _epochs(store) if (found := find(epoch))), None)
+def _newest(
+    store: ArtifactStore, find: Callable[[LeaseKey], Publication | None]
+) -> Publication | None:
+    return next((found for lease in publishing_leases(store) if (found := find(lease))), None)
 
 
 def _find(store: ArtifactStore, key: str) -> Publication | None:

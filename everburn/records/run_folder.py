@@ -21,17 +21,17 @@ class RunFolderTakenError(ValueError):
 
 
 class Owner(BaseModel):
-    """The workflow execution chain that writes to a folder. `life` counts how often the run was
-    resumed after its end: each time another chain takes over."""
+    """The incarnation that writes to a folder: an execution chain of the run's workflow, which its
+    first execution identifies. incarnation: how often the run was resumed after its end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    chain: str
-    life: int = 0
+    first_execution_id: str
+    incarnation: int = 0
 
 
 class ServerAddress(BaseModel):
-    """The Temporal server of the run's present life, as its orchestrator worker reaches it."""
+    """The Temporal server of the present incarnation, as its orchestrator worker reaches it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,30 +55,31 @@ class Origin(BaseModel):
 def create_run_folder(
     run: RunRef, config: RunConfig, owner: Owner, at: float = 0.0, step: int = 0
 ) -> None:
-    """Make the folder, or take it over for a run's next life; again for the same owner changes
-    nothing.
+    """Make the folder, or take it over for a run's next incarnation; again for the same owner
+    changes nothing.
 
-    The configuration of the first life stays as it is. What the next one changes of it is its first
-    command. at, step: when the life begins, and after which step.
+    The configuration of the first incarnation stays as it is. What the next one changes of it is
+    its first command. at, step: when the incarnation begins, and after which step.
 
     Raises:
         RunFolderTakenError: another execution made it.
     """
     store = ArtifactStore.of(run)
     found = find_owner(store)
-    if found is not None and found != owner and found.life >= owner.life:
+    if found is not None and found != owner and found.incarnation >= owner.incarnation:
         raise RunFolderTakenError(
             f"{store.path('')} belongs to another run of the id {run.id!r}: start under a new "
             "workflow id, or continue with `everburn resume`"
         )
     store.put_json(OWNER_KEY, owner.model_dump())
-    if not owner.life:
+    if not owner.incarnation:
         store.put_json(CONFIG_KEY, config.model_dump(mode="json"))
         return
     # The folder may have been moved since.
     changes = changed_fields(configured(run).model_copy(update={"store": config.store}), config)
     record_command(
-        store, Command(at=at, text="resumed", life=owner.life, step=step, changes=changes)
+        store,
+        Command(at=at, text="resumed", incarnation=owner.incarnation, step=step, changes=changes),
     )
 
 

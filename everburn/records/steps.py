@@ -27,8 +27,8 @@ def commit_step(step: StepCommit) -> LedgerEntry:
     store = ArtifactStore.of(step.run)
     config = stored_config(step.run)
     batch = [load_group(store, key) for key in step.groups]
-    commands = commands_between(store, step.life, *step.command_range)
-    reported = find_reported(store, step.step, step.submission_count, step.epoch)
+    commands = commands_between(store, step.incarnation, *step.command_range)
+    reported = find_reported(store, step.step, step.submission_count, step.lease_key)
     known = {name: getattr(step, name) for name in StepRecord.model_fields}
     computed = batch_metrics(step, batch) | reported_metrics(reported)
     return commit(
@@ -37,8 +37,8 @@ def commit_step(step: StepCommit) -> LedgerEntry:
             **known | {"metrics": step.metrics | computed},
             digests=[store.ref(group_key(key)).sha256 for key in step.groups],
             submissions=[
-                store.ref(submission_key(step.step, part, step.epoch))
-                for part in range(step.submission_count)
+                store.ref(submission_key(step.step, submission, step.lease_key))
+                for submission in range(step.submission_count)
             ],
             loss=config.loss,
             loss_config=config.sent_loss_config,

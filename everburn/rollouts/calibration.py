@@ -149,14 +149,20 @@ async def calibrate(
         CalibrationFailedError, and fatal errors of the task's preparation, of the trainer and of
         rollouts.
     """
-    create_run_folder(run, config, Owner(chain=SNAPSHOT))
+    create_run_folder(run, config, Owner(first_execution_id=SNAPSHOT))
     task = await in_thread(lambda: prepare_task(run))
     runner = RolloutRunner(run)
     try:
         trainer = await open_trainer(config)
         try:
             snapshot = await trainer.publish(SNAPSHOT)
-            record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
+            record = Publication(
+                incarnation=0,
+                lease_epoch=1,
+                version=0,
+                snapshot=snapshot.path,
+                handle=snapshot.handle,
+            )
             publish(ArtifactStore.of(run), record)
             return await _roll_out(runner, min(config.prompt_groups_per_step, task.rows))
         finally:

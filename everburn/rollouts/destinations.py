@@ -47,7 +47,11 @@ class TrainingRollout:
             if found is None:
                 return None
             record, run = read_rollout(self.store, found)
-            stamp = {"attempt": self.group.attempt, "version": self.version}
+            stamp = {
+                "attempt": self.group.attempt,
+                "incarnation": self.group.incarnation,
+                "version": self.version,
+            }
             write_rollout(self.store, own, record.model_copy(update=stamp), run)
         return RolloutOutcome(completion=self.completion, status="succeeded", reused=True)
 
@@ -69,6 +73,7 @@ class TrainingRollout:
             row_index=self.position.row_index,
             epoch=self.position.epoch,
             attempt=self.group.attempt,
+            incarnation=self.group.incarnation,
             completion=self.completion,
             version=self.version,
             versions=[sample.version for sample in scope.calls],

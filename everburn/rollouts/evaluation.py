@@ -67,10 +67,10 @@ class EvaluationReport(BaseModel):
 
 
 async def evaluate_shard(
-    runner: RolloutRunner, version: int, shard: int, start: int, stop: int, tries: int = 0
+    runner: RolloutRunner, version: int, shard: int, start: int, stop: int, retry: int = 0
 ) -> None:
     """Evaluate rows start..stop-1 and write their samples. Finished shards and rows aren't
-    repeated. tries: earlier attempts at the shard.
+    repeated. retry: earlier attempts at the shard.
 
     Raises:
         RowsFailedError: an evaluation without some rows would mislead. A fatal error cancels the
@@ -85,7 +85,7 @@ async def evaluate_shard(
 
     async def evaluate(index: int) -> dict[str, Any] | None:
         try:
-            return await runner.evaluate(index, version, tries)
+            return await runner.evaluate(index, version, retry)
         except Exception as error:
             failures[index] = error
             if classify(error) == "fatal" and not count_all:
@@ -108,10 +108,10 @@ async def evaluate_shard(
 
 
 async def run_evaluation_function(
-    runner: RolloutRunner, version: int, tries: int = 0
+    runner: RolloutRunner, version: int, retry: int = 0
 ) -> dict[str, float]:
     """The figures of the run's evaluation function, which is called once per version (its argument
-    `step`). tries: earlier attempts.
+    `step`). retry: earlier attempts.
 
     Raises:
         ValueError: it didn't return a dict of finite numbers, or returned too many.
@@ -120,7 +120,7 @@ async def run_evaluation_function(
     known: dict[str, float] | None = await to_thread(store.find_json, key)
     if known is not None:
         return known
-    figures = await _call_evaluation_function(runner, version, tries)
+    figures = await _call_evaluation_function(runner, version, retry)
     await through_outages(partial(store.put_json, once=True), key, figures)
     await to_thread(_delete_call_logs, store, version)
     return figures
@@ -132,12 +132,12 @@ def _delete_call_logs(store: ArtifactStore, version: int) -> None:
 
 
 async def _call_evaluation_function(
-    runner: RolloutRunner, version: int, tries: int
+    runner: RolloutRunner, version: int, retry: int
 ) -> dict[str, float]:
     if runner.config.evaluation is None:
         raise ValueError("the run names no evaluation function")
     name = runner.config.evaluation.name
-    values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version, tries))
+    values = call(runner.config.evaluation, version, runner.evaluation_rollout_fn(version, retry))
     if inspect.isawaitable(values):
         async with user_timeout(None):  # the activity's timeout applies
             values = await values

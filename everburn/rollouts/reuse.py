@@ -9,7 +9,10 @@ rule. Doesn't own what is used of them (destinations.py, call_log.py).
 import threading
 from collections import defaultdict
 
-from everburn.records.ids import NUMBERS_PER_LIFE, GroupKey
+from everburn.records.ids import (
+    GroupKey,
+    in_order,
+)
 from everburn.records.keys import ROLLOUTS, group_key
 from everburn.records.store import ArtifactStore
 
@@ -17,46 +20,45 @@ from everburn.records.store import ArtifactStore
 class EarlierAttempts:
     """Of all rows of a run, as one process finds them.
 
-    Attempts of this life of the run are asked for one by one: their numbers follow each other. What
-    earlier lives have left is listed once, since there is one name per row that ever began. A
-    worker of theirs that comes back late adds to it what is then done again.
+    Attempts of this incarnation of the run are asked for one by one: their numbers follow each
+    other. What earlier incarnations have left is listed once, since there is one name per row that
+    ever began. What a worker of theirs adds later is done again.
     """
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self._listing = threading.Lock()
-        self._listed_before = 0
-        self._listed: dict[int, list[int]] = {}
-        """By cursor, the numbers of attempts of the lives before that number, the newest first."""
+        self._listed_for = 0
+        self._listed: dict[int, list[GroupKey]] = {}
+        """By cursor, the attempts of the incarnations before that one, the newest first."""
 
     def unused(self, group: GroupKey) -> list[GroupKey]:
         """Earlier attempts of the row since the last that came to a group, newest first."""
-        first = group.attempt - group.attempt % NUMBERS_PER_LIFE
-        numbers = [*reversed(range(first, group.attempt)), *self._before(first, group.cursor)]
+        numbers = reversed(range(group.attempt))
+        own = [group.model_copy(update={"attempt": number}) for number in numbers]
         attempts = []
-        for number in numbers:
-            key = GroupKey(cursor=group.cursor, attempt=number)
+        for key in [*own, *self._of_earlier_incarnations(group)]:
             if self._store.exists(group_key(key)):
                 break
             attempts.append(key)
         return attempts
 
-    def _before(self, first: int, cursor: int) -> list[int]:
-        """The numbers of the row's attempts in earlier lives."""
-        if first == 0:
+    def _of_earlier_incarnations(self, group: GroupKey) -> list[GroupKey]:
+        if group.incarnation == 0:
             return []
         with self._listing:
-            # Workers may outlive a life of the run, and serve the next.
-            if self._listed_before != first:
-                self._listed = _attempts_before(self._store, first)
-                self._listed_before = first
-            return self._listed.get(cursor, [])
+            # Workers may outlive an incarnation of the run, and serve the next.
+            if self._listed_for != group.incarnation:
+                self._listed = _attempts_before(self._store, group.incarnation)
+                self._listed_for = group.incarnation
+            return self._listed.get(group.cursor, [])
 
 
-def _attempts_before(store: ArtifactStore, first: int) -> dict[int, list[int]]:
+def _attempts_before(store: ArtifactStore, incarnation: int) -> dict[int, list[GroupKey]]:
     names = (key.rpartition("/")[2] for key in store.keys(ROLLOUTS))
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for group in (GroupKey.named(name) for name in names if name.startswith("row-")):
-        if group.attempt < first:
-            found[group.cursor].append(group.attempt)
-    return {cursor: sorted(numbers, reverse=True) for cursor, numbers in found.items()}
+    groups = in_order(GroupKey.named(name) for name in names if name.startswith("row-"))
+    found: defaultdict[int, list[GroupKey]] = defaultdict(list)
+    for group in reversed(groups):
+        if group.incarnation < incarnation:
+            found[group.cursor].append(group)
+    return found

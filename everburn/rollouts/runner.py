@@ -39,11 +39,11 @@ class RolloutRunner:
         self._earlier = EarlierAttempts(self.store)
 
     async def complete(
-        self, group: GroupKey, completion: int, version: int, tries: int = 0
+        self, group: GroupKey, completion: int, version: int, retry: int = 0
     ) -> RolloutOutcome:
         """Run one completion of a row, unless an earlier attempt has finished it.
 
-        Its status is "succeeded", or "dropped" if the function returned None. tries: earlier
+        Its status is "succeeded", or "dropped" if the function returned None. retry: earlier
         attempts at it.
 
         Raises:
@@ -55,7 +55,7 @@ class RolloutRunner:
             version,
             run=self.run.id,
             name=completion_name(group, completion),
-            tries=tries,
+            retry=retry,
         )
         context = {
             "cursor_index": group.cursor,
@@ -71,14 +71,14 @@ class RolloutRunner:
         attempt = RolloutAttempt(self._function, scope, destination)
         return await attempt.run(self._rows[position.row_index], context)
 
-    async def evaluate(self, index: int, version: int, tries: int = 0) -> dict[str, Any]:
+    async def evaluate(self, index: int, version: int, retry: int = 0) -> dict[str, Any]:
         """Evaluate one held-out row under a policy version, unless an earlier attempt has. Returns
         its sample.
 
         Raises:
             InvalidRolloutError, TimeoutError, StoreError, and whatever the function raises.
         """
-        scope = self._evaluation_scope(self.held_out(index), version, f"row-{index}", tries)
+        scope = self._evaluation_scope(self.held_out(index), version, f"row-{index}", retry)
         destination = HeldOutRow(self.store, version, index)
         attempt = RolloutAttempt(self._function, scope, destination)
         return await attempt.run(self._evaluation_rows[index], _evaluation_context(index))
@@ -87,11 +87,11 @@ class RolloutRunner:
         """The name of a held-out row in messages."""
         return f"run {self.run.id} · evaluation row {index}"
 
-    def evaluation_rollout_fn(self, version: int, tries: int = 0) -> RolloutFn:
+    def evaluation_rollout_fn(self, version: int, retry: int = 0) -> RolloutFn:
         """The rollout function as an evaluation function calls it: pinned to a version.
 
         It takes a row, and optionally context parameters, which replace the default ones of the
-        held-out row of that number. tries: earlier attempts at the evaluation, whose recorded
+        held-out row of that number. retry: earlier attempts at the evaluation, whose recorded
         sampling calls are used again.
         """
         numbers = itertools.count()
@@ -99,20 +99,20 @@ class RolloutRunner:
         async def rollout_fn(sample_prompt: Row, **context: Any) -> RolloutRun | None:
             number = next(numbers)
             where = f"run {self.run.id} · evaluation call {number}"
-            scope = self._evaluation_scope(where, version, f"call-{number}", tries)
+            scope = self._evaluation_scope(where, version, f"call-{number}", retry)
             attempt = RolloutAttempt(self._function, scope, EvaluationCall(version, number))
             return await attempt.run(sample_prompt, _evaluation_context(number) | context)
 
         return rollout_fn
 
-    def _evaluation_scope(self, where: str, version: int, part: str, tries: int) -> CompletionScope:
+    def _evaluation_scope(self, where: str, version: int, part: str, retry: int) -> CompletionScope:
         return CompletionScope(
             where,
             version,
             self.config.evaluation_temperature,
             run=self.run.id,
             name=evaluation_name(version, part),
-            tries=tries,
+            retry=retry,
         )
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from everburn.config import RunConfig
+from everburn.records.ids import LeaseKey
 from everburn.records.publications import Publication, serving
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.call_log import CallLog, LoggedCall, request_digest
@@ -39,7 +40,7 @@ class CompletionScope:
 
     where: its name in messages. version: policy version to sample from. temperature: replaces the
     caller's (evaluation) unless None. log: of calls, if they are recorded. run: the run's id.
-    name: the completion's name in the store, the same in every attempt. tries: earlier attempts.
+    name: the completion's name in the store, the same in every attempt. retry: earlier attempts.
     """
 
     where: str
@@ -48,7 +49,7 @@ class CompletionScope:
     log: CallLog | None = None
     run: str = ""
     name: str = ""
-    tries: int = 0
+    retry: int = 0
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     """Unique to this attempt."""
     calls: list[Sample] = field(default_factory=list)
@@ -60,7 +61,7 @@ class CompletionScope:
     @property
     def attempt(self) -> str:
         """The name of this attempt."""
-        return f"{self.name}.{self.tries}-{self.token}"
+        return f"{self.name}.{self.retry}-{self.token}"
 
     @property
     def reused_calls(self) -> int:
@@ -273,8 +274,8 @@ class PolicySampler:
         return sampler
 
 
-def _age(publication: Publication) -> tuple[int, int]:
-    return publication.epoch, publication.version
+def _age(publication: Publication) -> tuple[LeaseKey, int]:
+    return publication.lease_key, publication.version
 
 
 def _routing(matrices: Any) -> list[str] | None:

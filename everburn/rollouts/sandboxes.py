@@ -127,8 +127,8 @@ def _is_earlier(key: str, scope: CompletionScope) -> bool:
     """Whether a sandbox belongs to another attempt that isn't later than this one. The same
     activity attempt may be executed twice, one after the other, hence <=."""
     attempt = key.removeprefix(f"{SANDBOXES}/").rsplit(".", 2)[0]
-    tries = attempt.removeprefix(f"{scope.name}.").partition("-")[0]
-    return attempt != scope.attempt and (not tries.isdigit() or int(tries) <= scope.tries)
+    retry = attempt.removeprefix(f"{scope.name}.").partition("-")[0]
+    return attempt != scope.attempt and (not retry.isdigit() or int(retry) <= scope.retry)
 
 
 def sandbox_keys(store: ArtifactStore, owner: str = "") -> list[str]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from everburn.config import RunConfig
-from everburn.records.ids import RunRef
+from everburn.records.ids import LeaseKey, RunRef
 from everburn.records.ledger import AdamParams
 from everburn.records.provisioning import ProvisioningRecord, find_provisioning
 from everburn.records.store import ArtifactStore, StoreError, when_there_is_space
@@ -94,7 +94,7 @@ class DedicatedTrainer(ServerlessTrainer):
         """Set when the next lease holder may use the deployment."""
 
     @classmethod
-    async def open_for(cls, run: RunRef, config: RunConfig, lease_epoch: int) -> "DedicatedTrainer":
+    async def open_for(cls, run: RunRef, config: RunConfig, lease: LeaseKey) -> "DedicatedTrainer":
         """A new session on the run's job, not shared with any earlier lease holder.
 
         Raises:
@@ -108,7 +108,7 @@ class DedicatedTrainer(ServerlessTrainer):
         record = await asyncio.to_thread(find_provisioning, store)
         if record is None:
             raise TrainerUnavailableError(f"run {run.id} has no trainer job yet")
-        opening = asyncio.to_thread(cls._open_for, store, config, lease_epoch, record)
+        opening = asyncio.to_thread(cls._open_for, store, config, lease, record)
         try:
             trainer = await wait_for_session(opening, OPEN_TIMEOUT)
         except TimeoutError:
@@ -116,7 +116,8 @@ class DedicatedTrainer(ServerlessTrainer):
                 f"no session on trainer job {record.job_id} within {OPEN_TIMEOUT:g} s"
             ) from None
         holder = Holder(
-            lease_epoch=lease_epoch,
+            incarnation=lease.incarnation,
+            lease_epoch=lease.lease_epoch,
             job_id=record.job_id,
             model_id=str(trainer._client.model_id),
         )
@@ -135,9 +136,9 @@ class DedicatedTrainer(ServerlessTrainer):
 
     @classmethod
     def _open_for(
-        cls, store: ArtifactStore, config: RunConfig, lease_epoch: int, record: ProvisioningRecord
+        cls, store: ArtifactStore, config: RunConfig, lease: LeaseKey, record: ProvisioningRecord
     ) -> "DedicatedTrainer":
-        service, client = cls._connect(store, config, record, lease_epoch)
+        service, client = cls._connect(store, config, record, lease)
         trainer = cls(service, client, config, record)
         try:
             check_capabilities(config, client)
@@ -148,12 +149,12 @@ class DedicatedTrainer(ServerlessTrainer):
 
     @classmethod
     def _connect(
-        cls, store: ArtifactStore, config: RunConfig, record: ProvisioningRecord, lease_epoch: int
+        cls, store: ArtifactStore, config: RunConfig, record: ProvisioningRecord, lease: LeaseKey
     ) -> "tuple[FiretitanServiceClient, FiretitanTrainingClient]":
         from fireworks.training.sdk import TrainerJobManager
 
         service = None
-        earlier = earlier_holders(store, record.job_id, lease_epoch)
+        earlier = earlier_holders(store, record.job_id, lease)
         try:
             key = api_key(config)
             if not earlier and starts_from_job_state(store, config, record):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
+from everburn.records.ids import Leased, LeaseKey
 from everburn.records.store import ArtifactStore, through_outages
 from everburn.trainers.probe import INITIAL_PROBE, MAX_SEQUENCE, mean_gap
 from everburn.trainers.protocol import Trainer, TrainerStateLostError
@@ -22,13 +23,10 @@ TOLERANCE = 0.02
 differs far more; one step at a small learning rate (1e-6) isn't detected."""
 
 
-class Holder(BaseModel):
+class Holder(Leased):
     """A model that was opened for a lease. unload_requested_at: time (seconds since 1970) of the
     first failed request of a later holder to unload it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lease_epoch: int
     job_id: str
     model_id: str
     unload_requested_at: float | None = None
@@ -48,16 +46,16 @@ class Fingerprint(BaseModel):
 def record_holder(store: ArtifactStore, holder: Holder) -> None:
     """Record a holder before its model is trained, so that later holders find it. Other attempts at
     the same lease have separate records."""
-    key = f"{HOLDERS}/epoch-{holder.lease_epoch:06d}-{_digest(holder.model_id)}.json"
+    key = f"{HOLDERS}/{holder.lease_key.name}-{_digest(holder.model_id)}.json"
     store.put_json(key, holder.model_dump(mode="json"))
 
 
-def earlier_holders(store: ArtifactStore, job_id: str, lease_epoch: int) -> list[Holder]:
-    """Holders of the job up to this lease epoch (other attempts included), newest first. Call it
+def earlier_holders(store: ArtifactStore, job_id: str, lease: LeaseKey) -> list[Holder]:
+    """Holders of the job up to this lease (other attempts included), newest first. Call it
     before the own model is recorded."""
     holders = (Holder.model_validate(store.get_json(key)) for key in store.keys(HOLDERS))
-    earlier = [h for h in holders if h.job_id == job_id and h.lease_epoch <= lease_epoch]
-    return sorted(earlier, key=lambda holder: -holder.lease_epoch)
+    earlier = [h for h in holders if h.job_id == job_id and h.lease_key <= lease]
+    return sorted(earlier, key=lambda holder: holder.lease_key, reverse=True)
 
 
 async def record_fingerprint(store: ArtifactStore, trainer: Trainer, checkpoint: str) -> None:

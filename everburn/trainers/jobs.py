@@ -110,8 +110,8 @@ class RunProvisioning:
         record = find_provisioning(self._store)
         if record is not None:
             return record
-        chain = run_owner(self._store).chain
-        return put_provisioning(self._store, planned_provisioning(self._run, chain, self._config))
+        first = run_owner(self._store).first_execution_id
+        return put_provisioning(self._store, planned_provisioning(self._run, first, self._config))
 
     def _advance(
         self,

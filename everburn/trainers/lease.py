@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from everburn.records.publications import StaleEpochError
+from everburn.records.ids import LeaseKey
+from everburn.records.publications import StaleLeaseError
 from everburn.records.store import CorruptArtifactError, StoreError
 from everburn.trainers.protocol import Trainer, TrainerClosedError, TrainerStateLostError
 
@@ -32,9 +33,9 @@ class OperationKey(NamedTuple):
 
 @dataclass
 class Lease:
-    """The session held under lease epoch `epoch`, which only grows within a run."""
+    """The session held under one lease."""
 
-    epoch: int
+    key: LeaseKey
     trainer: Trainer
     _operations: dict[OperationKey, "asyncio.Task[Any]"] = field(default_factory=dict)
     _next: tuple[int, int] = (0, 0)
@@ -50,23 +51,21 @@ class Lease:
     """The error of the account that ended it, if any."""
 
     async def once(
-        self, lease_epoch: int, key: OperationKey, operation: Callable[[], Awaitable[T]]
+        self, lease: LeaseKey, key: OperationKey, operation: Callable[[], Awaitable[T]]
     ) -> T:
         """Run an operation, or join the one with the same key, and return its result.
 
         The operation outlives its callers: cancelling an activity doesn't cancel it.
 
         Raises:
-            StaleEpochError: the caller has a superseded lease.
+            StaleLeaseError: the caller has a superseded lease.
             TrainerStateLostError: the lease has ended, or the operation's step is over (after a
                 reset of the run, the server may dispatch old activities again).
             TrainerClosedError: the account may not train; ends the lease.
             CorruptArtifactError: a file of the run is unusable, for any lease.
         """
-        if lease_epoch != self.epoch:
-            raise StaleEpochError(
-                f"{key} is for lease epoch {lease_epoch}; this lease has {self.epoch}"
-            )
+        if lease != self.key:
+            raise StaleLeaseError(f"{key} is for lease {lease.text}; this is lease {self.key.text}")
         if self._ended is not None:
             raise self._ended
         task = self._operations.get(key)
@@ -98,7 +97,7 @@ class Lease:
     async def release(self) -> None:
         """End the lease for the run, and close the session."""
         self.released = self._ended is None
-        await self.end(TrainerStateLostError(f"lease {self.epoch} was released"))
+        await self.end(TrainerStateLostError(f"lease {self.key.text} was released"))
         await self.trainer.close()
 
     async def wait_ended(self, timeout: float) -> None:

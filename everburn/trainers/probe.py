@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from everburn.learning.group import GroupManifest
 from everburn.learning.rollout_file import read_rollout
 from everburn.learning.submissions import SubmissionManifest
+from everburn.records.ids import LeaseKey
 from everburn.records.keys import submission_key
 from everburn.records.ledger import find_entry
 from everburn.records.store import ArtifactStore
@@ -48,10 +49,10 @@ async def check_served(
 
 
 def recorded_completion(
-    store: ArtifactStore, version: int, lease_epoch: int
+    store: ArtifactStore, version: int, lease: LeaseKey
 ) -> tuple[list[int], int]:
     """Tokens trained by the step of `version`, and the index of the first to compare."""
-    manifest = _first_submission(store, version, lease_epoch)
+    manifest = _first_submission(store, version, lease)
     groups = [] if manifest is None else manifest.groups
     for ref in groups:
         group = GroupManifest.model_validate(store.get_json(ref))
@@ -65,14 +66,14 @@ def recorded_completion(
 
 
 def _first_submission(
-    store: ArtifactStore, version: int, lease_epoch: int
+    store: ArtifactStore, version: int, lease: LeaseKey
 ) -> SubmissionManifest | None:
     """The first submission of a step, from its ledger entry if it is committed."""
     entry = find_entry(store, version)
     if entry is not None:
         manifest = store.find_json(entry.submissions[0].key) if entry.submissions else None
     else:
-        manifest = store.find_json(submission_key(version, 0, lease_epoch))
+        manifest = store.find_json(submission_key(version, 0, lease))
     return None if manifest is None else SubmissionManifest.model_validate(manifest)
 
 

@@ -9,7 +9,7 @@ from activities.failure_types import FailureKind, application_error, kind_of
 from activities.messages import RolloutOrder
 from everburn import RecoverableRolloutError
 from everburn.records.ids import GroupKey, RunRef
-from everburn.records.publications import StaleEpochError
+from everburn.records.publications import StaleLeaseError
 from everburn.records.store import CorruptArtifactError, StoreError, StoreFullError
 from everburn.trainers.protocol import (
     TrainerCapacityError,
@@ -32,7 +32,7 @@ ROLLOUT = RolloutOrder(run=RUN, group=GroupKey(cursor=7), completion=1, version=
         (RPCError("no answer", RPCStatusCode.UNAVAILABLE, b""), "RPCError", True),
         (ValueError("it makes no sense"), "ValueError", False),
         (EntrypointError("no such module"), FailureKind.WORKER_UNFIT, True),
-        (StaleEpochError("lease 1"), FailureKind.TRAINER_STATE_LOST, False),
+        (StaleLeaseError("lease 1"), FailureKind.TRAINER_STATE_LOST, False),
         (TrainerStateLostError("it restarted"), FailureKind.TRAINER_STATE_LOST, False),
         (TrainerFailedError("it has failed"), FailureKind.TRAINER_FAILED, False),
         (TrainerCapacityError("all are taken"), FailureKind.CAPACITY, True),

@@ -21,7 +21,9 @@ from workflows.run.producer import MAX_GROUPS_OUT
 from workflows.run.recorder import MAX_RECORDS
 
 RUN = RunRef(store="s3://bucket/a-folder-of-runs", id="a-run-with-quite-a-long-name")
-KEYS = [GroupKey(cursor=10**6 + 2 * place, attempt=1001) for place in range(MAX_GROUPS_OUT)]
+KEYS = [
+    GroupKey(cursor=10**6 + 2 * place, attempt=9, incarnation=99) for place in range(MAX_GROUPS_OUT)
+]
 RESULTS = [
     GroupResult(
         key=key, version=1000, outcome="accepted", survivors=16, datums=160, reward_sum=1 / 3
@@ -44,9 +46,9 @@ RECORDS = [Record(stream=PRODUCER_STREAM, index=10**6, values=VALUES) for _ in r
         Reconciled(finished=RESULTS, dead=[], lease_closed=True, evaluation_closed=True),
         Reconciled(finished=[], dead=KEYS, lease_closed=True, evaluation_closed=True),
         SubmitGroups(
-            lease=LeaseRef(run=RUN, epoch=1001),
+            lease=LeaseRef(run=RUN, incarnation=0, lease_epoch=1000),
             step=1000,
-            part=1,
+            submission=1,
             groups=KEYS[:MAX_GROUPS_PER_SUBMISSION],
         ),
         RecordProducer(run=RUN, records=RECORDS),

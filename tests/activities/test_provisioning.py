@@ -72,7 +72,7 @@ async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
     monkeypatch: pytest.MonkeyPatch,
     resumed: bool,
 ):
-    """Its former life was terminated, and that life's lease asks for it, late."""
+    """Its former incarnation was terminated, and that incarnation's lease asks for it, late."""
     place = Place(emulator, tmp_path)
     place.make_ready()
     record = find_provisioning(place.store)

@@ -40,12 +40,12 @@ class Worker:
         return prepared
 
     async def rollout(self, run: RunRef) -> RolloutOutcome:
-        order = RolloutOrder(run=run, group=GroupKey(cursor=0), completion=1, version=0, tries=0)
+        order = RolloutOrder(run=run, group=GroupKey(cursor=0), completion=1, version=0, retry=0)
         outcome: RolloutOutcome = await execute(self.activities.rollout, order)
         return outcome
 
     async def evaluate_shard(self, run: RunRef, start: int, stop: int) -> None:
-        order = ShardOrder(run=run, life=0, version=0, shard=0, start=start, stop=stop)
+        order = ShardOrder(run=run, incarnation=0, version=0, shard=0, start=start, stop=stop)
         await execute(self.activities.evaluate_shard, order)
 
     async def failure(self, run: RunRef) -> ApplicationError:

@@ -82,7 +82,7 @@ async def test_another_run_of_the_same_id_has_code_of_its_own(
     """Whoever deletes a run's folder may start another run under its id."""
     run = RunRef(store=str(tmp_path), id="a")
     for chain in ("first", "first", "second"):
-        ArtifactStore.of(run).put_json(OWNER_KEY, Owner(chain=chain).model_dump())
+        ArtifactStore.of(run).put_json(OWNER_KEY, Owner(first_execution_id=chain).model_dump())
         async with runners.using(run):
             pass
     assert loaded == ["a", "a"]

@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.failure_types import FailureKind
 from activities.liveness import RunLiveness
-from activities.messages import AcquireLease, LeaseGrant, LeaseRef, LoadCheckpoint, OptimStep
+from activities.messages import LeaseGrant, LeaseRef, LoadCheckpoint, OptimStep
 from activities.trainer import TrainerActivities
 from everburn.config import RunConfig, parse_config
 from everburn.records.ids import RunRef
@@ -45,7 +45,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRef:
 def a_run(store: Path, name: str) -> RunRef:
     run = RunRef(store=str(store), id=name)
     values = {"rollout": "task:make", "dataset": "rows.jsonl", "base_model": "tiny"}
-    create_run_folder(run, parse_config(values | {"backend": "emulator"}), Owner(chain="chain"))
+    create_run_folder(
+        run, parse_config(values | {"backend": "emulator"}), Owner(first_execution_id="chain")
+    )
     return run
 
 
@@ -67,8 +69,8 @@ async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
         return await trainer.open()
 
     activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
-    ref = LeaseRef(run=run, epoch=1)
-    await execute(activities.acquire_lease, AcquireLease(run=run, epoch=1))
+    ref = LeaseRef(run=run, incarnation=0, lease_epoch=1)
+    await execute(activities.acquire_lease, LeaseRef(run=run, incarnation=0, lease_epoch=1))
     step = OptimStep(lease=ref, step=1, adam=ADAM)
     operations = activities.held[ref].operations
     for operation, order in ((operations.optim_step, step), (activities.hold_lease, ref)):
@@ -101,7 +103,7 @@ async def test_a_session_that_refuses_its_holder_ends_its_lease(
         return await trainer.open()
 
     activities = TrainerActivities(await Client.connect(temporal_server), open_trainer)
-    ref = LeaseRef(run=run, epoch=1)
+    ref = LeaseRef(run=run, incarnation=0, lease_epoch=1)
     await acquiring(activities, run)
     operations = activities.held[ref].operations
     with pytest.raises(ApplicationError, match=str(error)) as caught:
@@ -125,8 +127,10 @@ async def test_sessions_are_closed_however_their_queues_workers_end(
 
     client = await Client.connect(temporal_server, namespace="nowhere")
     activities = TrainerActivities(client, open_trainer)
-    for epoch in (1, 2):
-        await execute(activities.acquire_lease, AcquireLease(run=run, epoch=epoch))
+    for lease_epoch in (1, 2):
+        await execute(
+            activities.acquire_lease, LeaseRef(run=run, incarnation=0, lease_epoch=lease_epoch)
+        )
     await until(lambda: trainer.count("close") == 1, lambda: trainer.calls)
     await activities.close()
     assert (trainer.count("open"), trainer.count("close")) == (2, 2)
@@ -167,7 +171,7 @@ async def test_attempts_at_one_lease_share_its_session(temporal_server: str, run
     first, *others = await asyncio.gather(*attempts, acquiring(activities, run))
     assert others == [first] * 3
 
-    ref = LeaseRef(run=run, epoch=1)
+    ref = LeaseRef(run=run, incarnation=0, lease_epoch=1)
     load = LoadCheckpoint(lease=ref, step=3, path="state-3")
     operations = activities.held[ref].operations
     await execute(operations.load_checkpoint, load)
@@ -201,5 +205,5 @@ async def test_a_session_that_no_attempt_waits_for_any_more_is_closed(
 
 def acquiring(activities: TrainerActivities, run: RunRef) -> asyncio.Task[LeaseGrant]:
     """An attempt at the run's first lease."""
-    order = AcquireLease(run=run, epoch=1)
+    order = LeaseRef(run=run, incarnation=0, lease_epoch=1)
     return asyncio.ensure_future(execute(activities.acquire_lease, order))

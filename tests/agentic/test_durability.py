@@ -84,12 +84,12 @@ async def test_an_evaluation_row_continues_where_it_failed_and_is_stored(
             await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1)
         assert failure.value.failed == 1
         assert isinstance(failure.value.first, RecoverableRolloutError)
-        await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1, tries=1)
+        await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1, retry=1)
         assert sampled(emulator) - before == 4
         store = ArtifactStore.of(run)
         assert store.keys("evaluations/000000") == ["evaluations/000000/shard-0000.json"]
 
-        await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1, tries=2)
+        await evaluate_shard(RolloutRunner(run), 0, 0, 0, 1, retry=2)
         assert sampled(emulator) - before == 4
 
 
@@ -101,8 +101,8 @@ async def test_an_evaluation_function_continues_where_it_failed_and_its_result_i
         before = sampled(emulator)
         with pytest.raises(RecoverableRolloutError, match="power"):
             await run_evaluation_function(RolloutRunner(run), 0)
-        for tries in (1, 2):
-            figures = await run_evaluation_function(RolloutRunner(run), 0, tries)
+        for retry in (1, 2):
+            figures = await run_evaluation_function(RolloutRunner(run), 0, retry)
             assert figures == {"reward": 1.0}
             assert sampled(emulator) - before == 8
         store = ArtifactStore.of(run)

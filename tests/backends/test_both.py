@@ -77,7 +77,7 @@ async def test_a_trainer_that_is_taken_away_in_a_step_is_replaced(
     run = await service.start(tmp_path, **backend)
     result = await run.result()
     assert result.steps == 4
-    epochs = [entry.epoch for entry in run.ledger]
+    epochs = [entry.lease_epoch for entry in run.ledger]
     assert epochs == sorted(epochs)
     assert epochs[0] < epochs[2]  # on a busy machine other leases may be lost, too
     await run.verified()
@@ -95,7 +95,7 @@ async def test_what_a_broken_connection_leaves_in_doubt_is_done_once(
     service.emulator.plan_fault(operation, "drop", applied=True)
     assert (await run.result()).steps == 4
     assert service.emulator.admin("GET", "faults") == {"faults": []}
-    epochs = [entry.epoch for entry in run.ledger]
+    epochs = [entry.lease_epoch for entry in run.ledger]
     assert epochs == sorted(epochs)
     assert epochs[-1] >= 2
     await run.verified()

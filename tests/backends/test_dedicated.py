@@ -131,7 +131,7 @@ async def test_a_job_is_kept_alive_while_its_run_is_paused_or_held(
     await paused.handle.execute_update("resume")
     assert (await held.result()).stopped
     assert (await paused.result()).steps == 6
-    assert {entry.epoch for entry in paused.ledger} == {1}
+    assert {entry.lease_epoch for entry in paused.ledger} == {1}
     assert (await held.status()).lease_epoch == 1
 
 
@@ -253,7 +253,7 @@ async def test_a_run_that_is_cancelled_or_terminated_leaves_nothing(
 async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     service: Service, tmp_path: Path, frequent_looks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That life's lease finds no run, and its cleanup comes when there is one again."""
+    """That incarnation's lease finds no run, and its cleanup comes when there is one again."""
     asked, late = asyncio.Event(), Gate()
     check = RunLiveness.is_alive
 
@@ -355,7 +355,7 @@ async def test_a_publication_that_fails_once_costs_a_recovery(
     service.emulator.plan_fault("hot_load", kind, after=1)
     run = await service.start(tmp_path, deployment={"hotload_timeout": 1.0}, **FULL)
     assert (await run.result()).steps == 2
-    assert run.ledger[-1].epoch == 2
+    assert run.ledger[-1].lease_epoch == 2
     await run.verified()
 
 
@@ -367,7 +367,7 @@ async def test_replicas_that_load_slowly_and_one_by_one_are_waited_for(
         tmp_path, deployment={"replicas": 2}, publication_tolerance=1e-3, **LORA
     )
     assert (await run.result()).steps == 2
-    assert run.ledger[-1].epoch == 1
+    assert run.ledger[-1].lease_epoch == 1
     assert min(entry.metrics["perf/weight_update_time"] for entry in run.ledger) > 0.6
     await run.verified()
 
@@ -444,7 +444,7 @@ async def test_every_step_is_applied_once(
     service.emulator.plan_fault(operation, kind, **details)
     assert (await run.result()).steps == 4
     assert service.emulator.admin("GET", "faults") == {"faults": []}
-    assert run.ledger[-1].epoch == (3 if operation == "load_weights" else 2)
+    assert run.ledger[-1].lease_epoch == (3 if operation == "load_weights" else 2)
     service.admin("unknowns")
     assert (await run.verified()).steps == 4
 
@@ -457,7 +457,7 @@ async def test_a_new_holder_starts_from_what_was_saved_and_nothing_else(
     await run.until_step(1)
     service.emulator.plan_fault("forward_backward", "status", status=410, applied=True)
     assert (await run.result()).steps == 4
-    assert run.ledger[-1].epoch == 2
+    assert run.ledger[-1].lease_epoch == 2
     service.admin("unknowns")
     assert (await run.verified()).steps == 4
 

@@ -33,7 +33,7 @@ async def test_the_trainer_of_an_adapter_dies_during_a_step(
     chaos.plan(point, skip=skip)
     run = await chaos.start(**LORA)
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == epochs
+    assert [entry.lease_epoch for entry in run.ledger] == epochs
 
 
 async def test_the_trainer_of_an_adapter_dies_with_gradients_of_a_step(chaos: Chaos) -> None:
@@ -43,7 +43,7 @@ async def test_the_trainer_of_an_adapter_dies_with_gradients_of_a_step(chaos: Ch
     chaos.plan("after forward_backward")
     chaos.stack.processes.thaw("trainer")
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ async def test_the_trainer_dies_at_what_only_dedicated_training_does(
     chaos.plan(point, skip=int(at_checkpoint))  # the first is that of state-0
     run = await chaos.start()
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 1 if at_checkpoint else 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 1 if at_checkpoint else 2, 2, 2]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -71,7 +71,7 @@ async def test_the_trainer_dies_again_while_it_drops_what_another_has_left(
     chaos.plan(f"{moment} optim_step")
     chaos.stack.processes.kill("trainer")
     await chaos.survived(run)
-    assert {entry.epoch for entry in run.ledger} == {3}
+    assert {entry.lease_epoch for entry in run.ledger} == {3}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ async def test_the_trainer_dies_again_while_it_drops_what_another_has_left(
         "before put provisioning.json",
         "after put provisioning.json",
         "after advance",
-        "before put holders/epoch-000001-*",
-        "after put holders/epoch-000001-*",
+        "before put holders/lease-000001-*",
+        "after put holders/lease-000001-*",
         "after put fingerprints/*",
     ],
 )
@@ -96,7 +96,7 @@ async def test_the_trainer_dies_over_the_cleanup(chaos: Chaos, moment: str) -> N
     chaos.plan(f"{moment} clean_up")
     run = await chaos.start(rows=4)
     await chaos.survived(run, steps=2)
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -126,7 +126,7 @@ async def test_a_frozen_holder_comes_back_to_a_trainer_that_is_taken(
     await run.until_step(3)
     chaos.stack.processes.thaw(late)
     await chaos.survived(run, steps=6)
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2, 2, 2, 2]
 
 
 async def test_the_orchestrator_dies_while_a_run_waits_for_capacity(chaos: Chaos) -> None:

@@ -11,7 +11,7 @@ async def test_the_service_dies_between_an_update_and_its_answer(chaos: Chaos) -
     chaos.plan("after serve optim_step", skip=1)
     run = await chaos.start()
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2, 2]
 
 
 @pytest.mark.chaos

@@ -71,7 +71,7 @@ async def test_gradients_that_vanish_are_missed_at_the_update(chaos: Chaos) -> N
     gate.touch()
     await chaos.survived(run, steps=1)
     assert await chaos.faults() == []
-    assert [entry.epoch for entry in run.ledger] == [2]
+    assert [entry.lease_epoch for entry in run.ledger] == [2]
 
 
 async def test_a_session_that_ends_after_an_update_costs_a_recovery(chaos: Chaos) -> None:
@@ -79,7 +79,7 @@ async def test_a_session_that_ends_after_an_update_costs_a_recovery(chaos: Chaos
     await run.until_step(1)
     await chaos.fault("retrieve_future", "expire_session")
     await chaos.survived(run)
-    assert run.ledger[-1].epoch == 2
+    assert run.ledger[-1].lease_epoch == 2
 
 
 @pytest.mark.chaos
@@ -92,7 +92,7 @@ async def test_the_session_survives(
     await chaos.fault(operation, kind, **details)
     await chaos.survived(run)
     assert await chaos.faults() == []
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
 
 
 @pytest.mark.chaos
@@ -109,7 +109,7 @@ async def test_a_refusal_of_what_was_applied_is_survived_where_repetitions_are_k
     await chaos.admin("unknowns", **asdict(WORST_CASE))
     await chaos.survived(run)
     assert await chaos.faults() == []
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
 
 
 @pytest.mark.chaos
@@ -122,7 +122,7 @@ async def test_the_session_is_replaced(
     await chaos.fault(operation, kind, **details)
     await chaos.survived(run)
     assert await chaos.faults() == []
-    assert run.ledger[-1].epoch == 2
+    assert run.ledger[-1].lease_epoch == 2
 
 
 @pytest.mark.chaos

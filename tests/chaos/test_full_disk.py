@@ -35,7 +35,7 @@ async def test_a_full_disk_is_waited_for(chaos: Chaos, write: str) -> None:
     chaos.plan(write, "full", times=2 if write == CALLS else MORE_THAN_ATTEMPTS)
     run = await chaos.start(evaluation_dataset=held_out, evaluation_interval=2)
     await chaos.survived(run)
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
     assert len(run.executions) == 2 * 8 * 4, "each completion was executed once"
     result = await run.result()
     assert all("eval/reward" in metrics for metrics in result.evaluations.values())

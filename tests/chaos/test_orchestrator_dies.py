@@ -27,7 +27,7 @@ async def test_a_step_is_committed_once_though_the_committer_died(chaos: Chaos) 
     run = await chaos.start()
     await chaos.survived(run)
     # Nothing but the orchestrator was disturbed: the trainer kept its session.
-    assert [entry.epoch for entry in run.ledger] == [1, 1, 1, 1]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 1, 1, 1]
 
 
 @pytest.mark.chaos
@@ -36,7 +36,7 @@ async def test_the_orchestrator_dies(chaos: Chaos, point: str) -> None:
     chaos.plan(point)
     run = await chaos.start()
     await chaos.survived(run)
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
 
 
 @pytest.mark.chaos
@@ -58,14 +58,14 @@ async def test_the_orchestrator_dies_while_the_trainer_works(chaos: Chaos, point
     chaos.stack.processes.kill("orchestrator")
     chaos.stack.processes.thaw("trainer")
     await chaos.survived(run)
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_the_orchestrator_dies_over_a_step_without_update(chaos: Chaos, moment: str) -> None:
     """It writes the publication record itself: the previous snapshot serves the new version."""
-    chaos.plan(f"{moment} put publications/epoch-000001/000002.json")
+    chaos.plan(f"{moment} put publications/lease-000001/000002.json")
     run = await chaos.start(
         task="chaos.tasks", max_head_offpolicy_versions=0, shuffle=False, extras={"flat": [2, 3]}
     )
@@ -125,7 +125,7 @@ async def test_an_orchestrator_that_comes_back_sets_no_version_back(
     )
     # The trainer has written what belongs to versions 0 and 1; the next writer isn't the trainer.
     await run.until_step(1)
-    moment = chaos.plan(f"before put publications/epoch-000001/{file}", "freeze")
+    moment = chaos.plan(f"before put publications/lease-000001/{file}", "freeze")
     late = await chaos.frozen(moment)
     assert late.startswith("orchestrator")
     await run.until_step(3)

@@ -28,24 +28,24 @@ async def test_a_holder_that_comes_back_changes_nothing(
     late = await chaos.frozen(moment)
     # Until another has taken the step that the holder was at.
     await run.until_step(3)
-    records = [key for key in run.store.keys("publications/epoch-000002") if "current" not in key]
+    records = [key for key in run.store.keys("publications/lease-000002") if "current" not in key]
     published = {key: run.store.get(key) for key in records}
     chaos.stack.processes.thaw(late)
     await chaos.survived(run, steps=6)
     await chaos.no_session_left()
-    assert run.ledger[-1].epoch == 2
+    assert run.ledger[-1].lease_epoch == 2
     assert published
     assert {key: run.store.get(key) for key in published} == published
 
 
 @pytest.mark.chaos
 async def test_a_session_that_was_opened_too_late_is_closed(chaos: Chaos, standby: None) -> None:
-    """Its activity had been given up, and another worker holds the lease of the same epoch."""
+    """Its activity had been given up, and another worker holds the same lease."""
     moment = chaos.plan("after open", "freeze")
     run = await chaos.start()
     late = await chaos.frozen(moment)
     await run.until_step(1)
     chaos.stack.processes.thaw(late)
     await chaos.survived(run)
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
     await chaos.no_session_left()

@@ -22,4 +22,4 @@ async def test_another_dies_while_the_trainer_is_recovered(
     chaos.stack.processes.thaw("trainer")
     await chaos.survived(run)
     recovered = (await run.result()).recovered
-    assert recovered is not None and recovered.leases == run.ledger[-1].epoch >= 2
+    assert recovered is not None and recovered.leases == run.ledger[-1].lease_epoch >= 2

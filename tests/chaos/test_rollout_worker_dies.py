@@ -54,7 +54,7 @@ async def test_the_rollout_worker_dies(chaos: Chaos, point: str) -> None:
     chaos.plan(point)
     run = await chaos.start()
     await chaos.survived(run)
-    assert {entry.epoch for entry in run.ledger} == {1}
+    assert {entry.lease_epoch for entry in run.ledger} == {1}
 
 
 @pytest.mark.chaos

@@ -42,7 +42,7 @@ async def test_a_step_is_applied_once_though_its_outcome_was_never_told(chaos: C
     run = await chaos.start()
     chaos.plan("after optim_step", skip=1)
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2, 2]
 
 
 @pytest.mark.chaos
@@ -51,7 +51,7 @@ async def test_the_trainer_dies_during_a_step(chaos: Chaos, point: str) -> None:
     chaos.plan(point, skip=AT_STEP_2.get(point, 0))
     run = await chaos.start()
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2, 2]
 
 
 @pytest.mark.chaos
@@ -63,7 +63,7 @@ async def test_the_trainer_dies_with_gradients_of_a_step(chaos: Chaos) -> None:
     chaos.plan("after forward_backward")
     chaos.stack.processes.thaw("trainer")
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2, 2]
 
 
 @pytest.mark.chaos
@@ -73,7 +73,7 @@ async def test_the_trainer_dies_at_the_checkpoint_of_a_step(chaos: Chaos, point:
     chaos.plan(point)
     run = await chaos.start()
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 1, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 1, 2, 2]
 
 
 @pytest.mark.chaos
@@ -105,7 +105,7 @@ async def test_the_trainer_dies_before_anything_is_trained(chaos: Chaos, point: 
         "after replay 1",
         "after replay 2",
         "after publish policy-0002-e2*",
-        "after put publications/epoch-000002/000002.json",
+        "after put publications/lease-000002/000002.json",
     ],
 )
 async def test_the_trainer_dies_again_while_it_recovers(chaos: Chaos, point: str) -> None:
@@ -114,7 +114,7 @@ async def test_the_trainer_dies_again_while_it_recovers(chaos: Chaos, point: str
     chaos.plan(point)
     run = await chaos.start(dcp_save_interval=0)
     await chaos.survived(run)
-    assert [entry.epoch for entry in run.ledger] == [1, 1, 3, 3]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 1, 3, 3]
 
 
 @pytest.mark.chaos
@@ -148,7 +148,7 @@ async def test_the_trainer_dies_over_what_a_batch_was_prepared_to(
     run = await chaos.start(prepare_batch="chaos.tasks:prepare_batch")
     await chaos.survived(run)
     assert all(entry.prepared is not None for entry in run.ledger)
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2, 2]
 
 
 @pytest.mark.chaos
@@ -173,7 +173,7 @@ async def test_the_trainer_dies_over_what_a_run_starts_from(chaos: Chaos, moment
     run = await chaos.start(rows=4, init_from_checkpoint=path)
     await chaos.survived(run, steps=2)
     assert trouble.met
-    assert {entry.epoch for entry in run.ledger} == {2}
+    assert {entry.lease_epoch for entry in run.ledger} == {2}
 
 
 @pytest.mark.chaos

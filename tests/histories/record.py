@@ -45,7 +45,7 @@ GROUPS_KEPT = ("row-0", "row-1.", "row-2.")
 
 async def play(draw: Draw) -> float | None:
     """Row 1 is begun twice; the others are trained."""
-    return None if draw.place == (1, 0) and draw.tries == 0 else draw.completion
+    return None if draw.place == (1, 0) and draw.retry == 0 else draw.completion
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def an_eventful_run(farm: Farm) -> Run:
     # The first run of a process waits for its imports.
     result = await asyncio.wait_for(run.handle.result(), PATIENCE)
     assert result.rows == 16
-    assert {entry.epoch for entry in run.ledger} == {1, 2}
+    assert {entry.lease_epoch for entry in run.ledger} == {1, 2}
     return run
 
 

@@ -21,7 +21,7 @@ from everburn.rollouts.dataset import write_rows
 from everburn.usercode.limits import LimitedLoop
 from support.records import a_record
 
-KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1)]
+KEYS = [GroupKey(cursor=4), GroupKey(cursor=7, attempt=1, incarnation=2)]
 MASK = [0, 1, 0, 1]
 
 
@@ -42,6 +42,7 @@ def run(tmp_path: Path) -> RunRef:
                 cursor=key.cursor,
                 row_index=index,
                 attempt=key.attempt,
+                incarnation=key.incarnation,
                 completion=completion,
                 version=3,
                 versions=[3],
@@ -117,7 +118,7 @@ async def test_advantages_reach_the_datums_per_token_and_per_segment(run: RunRef
         [2.0, 0.0, 2.0],
         [0.0, 0.0, 1.0],
     ]
-    assert (group_ranges(prepared.groups), prepared.datums) == ("4,7.1", 3)
+    assert (group_ranges(prepared.groups), prepared.datums) == ("4,7.1i2", 3)
 
 
 async def test_stored_advantages_are_used_and_the_function_is_not_called_again(run: RunRef):

@@ -16,7 +16,7 @@ from everburn.learning.group import (
 )
 from everburn.learning.rollout_file import read_rollout, write_rollout
 from everburn.learning.submissions import prepare_submission
-from everburn.records.ids import GroupKey, RolloutOutcome
+from everburn.records.ids import GroupKey, LeaseKey, RolloutOutcome
 from everburn.records.keys import rollout_key, submission_key
 from everburn.records.store import ArtifactStore, CorruptArtifactError
 from everburn.rollouts.contract import RolloutRun, RolloutSample
@@ -179,8 +179,8 @@ def test_completions_without_advantage_are_not_sent(store: ArtifactStore) -> Non
 
 def test_a_submission_is_recorded_with_its_groups_digests(store: ArtifactStore) -> None:
     completed(store, [1.0, 0.0])
-    datums = prepare_submission(store, 2, 0, 1, [KEY])
-    manifest = store.get_json(submission_key(2, 0, 1))
+    datums = prepare_submission(store, 2, 0, LeaseKey(0, 1), [KEY])
+    manifest = store.get_json(submission_key(2, 0, LeaseKey(0, 1)))
 
     assert len(datums) == 2
     assert [group["key"] for group in manifest["groups"]] == ["groups/row-000017.0.json"]

@@ -20,7 +20,10 @@ from fireworks.training.sdk import FiretitanServiceClient, TrainerJobManager
 
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.models.base_model import TINY
-from everburn.records.ids import RunRef
+from everburn.records.ids import (
+    LeaseKey,
+    RunRef,
+)
 from everburn.records.provisioning import find_provisioning
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
@@ -133,7 +136,7 @@ def shared_place(
         folder = tmp_path_factory.mktemp("live")
         run = RunRef(store=str(folder), id="live-tests")
         place = Place(run, parse_config(values | ({"base_url": url} if url else {})), emulator)
-        create_run_folder(run, place.config, Owner(chain=uuid.uuid4().hex))
+        create_run_folder(run, place.config, Owner(first_execution_id=uuid.uuid4().hex))
         try:
             place.make_ready()
             yield place
@@ -166,7 +169,7 @@ def distance(one: list[float], other: list[float]) -> float:
 
 
 async def test_one_step_from_gradient_to_served_policy(place: Place, answer: Answer) -> None:
-    trainer = await DedicatedTrainer.open_for(place.run, place.config, epoch=1)
+    trainer = await DedicatedTrainer.open_for(place.run, place.config, LeaseKey(0, 1))
     try:
         before = await scores(trainer)
         await gradient(trainer)

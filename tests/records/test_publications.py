@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from everburn.records.ids import RunRef
+from everburn.records.ids import LeaseKey, RunRef
 from everburn.records.publications import (
     Publication,
-    StaleEpochError,
+    StaleLeaseError,
     carry_publication,
     current_publication,
     find_publication,
@@ -17,9 +17,15 @@ from everburn.records.publications import (
 from everburn.records.store import ArtifactStore
 
 
-def a_publication(version: int, epoch: int = 1) -> Publication:
-    name = f"policy-{version:04d}-e{epoch}"
-    return Publication(version=version, epoch=epoch, snapshot=name, handle=f"handle of {name}")
+def a_publication(version: int, lease_epoch: int = 1, incarnation: int = 0) -> Publication:
+    name = f"policy-{version:04d}-e{LeaseKey(incarnation, lease_epoch).text}"
+    return Publication(
+        incarnation=incarnation,
+        lease_epoch=lease_epoch,
+        version=version,
+        snapshot=name,
+        handle=f"handle of {name}",
+    )
 
 
 @pytest.fixture
@@ -37,14 +43,27 @@ def test_each_version_is_served_by_its_own_snapshot(store: ArtifactStore) -> Non
     assert current_publication(store) == a_publication(1)
 
 
-def test_an_older_epoch_never_overwrites_a_newer_one(store: ArtifactStore) -> None:
-    publish(store, a_publication(3, epoch=2))
+def test_an_older_lease_never_overwrites_a_newer_one(store: ArtifactStore) -> None:
+    publish(store, a_publication(3, lease_epoch=2))
 
-    with pytest.raises(StaleEpochError, match="epoch 2 publishes now"):
-        publish(store, a_publication(3, epoch=1))
-    with pytest.raises(StaleEpochError):
-        publish(store, a_publication(4, epoch=1))
+    with pytest.raises(StaleLeaseError, match="lease 2 publishes now"):
+        publish(store, a_publication(3, lease_epoch=1))
+    with pytest.raises(StaleLeaseError):
+        publish(store, a_publication(4, lease_epoch=1))
     assert find_publication(store, 4) is None
+
+
+def test_an_older_incarnation_never_overwrites_a_newer_one(store: ArtifactStore) -> None:
+    """Its last leases, which the newer one doesn't know of, may have higher lease epochs."""
+    publish(store, a_publication(3, lease_epoch=7))
+    publish(store, a_publication(3, lease_epoch=5, incarnation=1))
+
+    assert find_publication(store, 3) == a_publication(3, lease_epoch=5, incarnation=1)
+    with pytest.raises(StaleLeaseError, match="lease 5i1 publishes now"):
+        publish(store, a_publication(4, lease_epoch=8))
+    with pytest.raises(StaleLeaseError):
+        publish(store, a_publication(4, lease_epoch=7))
+    assert current_publication(store) == a_publication(3, lease_epoch=5, incarnation=1)
 
 
 def test_a_version_that_died_with_its_lease_is_served_by_the_current_policy(
@@ -52,15 +71,15 @@ def test_a_version_that_died_with_its_lease_is_served_by_the_current_policy(
 ) -> None:
     for version in range(4):
         publish(store, a_publication(version))
-    publish(store, a_publication(2, epoch=2), current=False)
+    publish(store, a_publication(2, lease_epoch=2), current=False)
 
     assert serving(store, 1) == a_publication(1), "the new lease doesn't serve yet"
-    assert serving(store, 2) == a_publication(2, epoch=2)
+    assert serving(store, 2) == a_publication(2, lease_epoch=2)
 
-    publish(store, a_publication(3, epoch=2))
+    publish(store, a_publication(3, lease_epoch=2))
 
-    assert serving(store, 1) == a_publication(3, epoch=2), "nobody replayed it for version 1"
-    assert serving(store, 2) == a_publication(2, epoch=2), "it was replayed for version 2"
+    assert serving(store, 1) == a_publication(3, lease_epoch=2), "nobody replayed it for version 1"
+    assert serving(store, 2) == a_publication(2, lease_epoch=2), "it was replayed for version 2"
 
 
 def test_a_step_without_update_is_served_by_the_previous_snapshot(store: ArtifactStore) -> None:
@@ -83,7 +102,7 @@ def test_a_late_carrier_sets_nothing_back(store: ArtifactStore) -> None:
     assert find_publication(store, 2) == carried
 
 
-@pytest.mark.parametrize("key", ["publications/epoch-000001/000002.json", "current.json"])
+@pytest.mark.parametrize("key", ["publications/lease-000001/000002.json", "current.json"])
 def test_a_carrier_that_stood_still_before_its_write_sets_nothing_back(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
@@ -123,7 +142,12 @@ def test_a_deployment_serves_what_was_published_last(tmp_path: Path) -> None:
         publish(
             store,
             Publication(
-                version=version, epoch=1, snapshot=f"s{version}", handle="deployment", shared=True
+                incarnation=0,
+                lease_epoch=1,
+                version=version,
+                snapshot=f"s{version}",
+                handle="deployment",
+                shared=True,
             ),
         )
     old, new, coming = (serving(store, version) for version in (1, 2, 3))

@@ -10,7 +10,13 @@ import pytest
 from everburn.config import parse_config
 from everburn.learning.submissions import SubmissionManifest
 from everburn.records.commands import Command, Ending, record_command
-from everburn.records.ids import GroupKey, GroupOutcome, RunRef, StoredRef
+from everburn.records.ids import (
+    GroupKey,
+    GroupOutcome,
+    LeaseKey,
+    RunRef,
+    StoredRef,
+)
 from everburn.records.keys import group_key, ledger_key, rollout_key, submission_key
 from everburn.records.ledger import LedgerEntry, PreparedBatch, commit
 from everburn.records.run_folder import Owner, create_run_folder
@@ -67,10 +73,12 @@ class Records:
     ) -> LedgerEntry:
         submissions = [
             self.store.put_json(
-                submission_key(number, part, 1),
-                SubmissionManifest(step=number, part=part, epoch=1, groups=refs).model_dump(),
+                submission_key(number, submission, LeaseKey(0, 1)),
+                SubmissionManifest(
+                    incarnation=0, lease_epoch=1, step=number, submission=submission, groups=refs
+                ).model_dump(),
             )
-            for part, refs in enumerate(submitted)
+            for submission, refs in enumerate(submitted)
         ]
         entry = an_entry(number, tuple(str(row) for row in batch)).model_copy(
             update={
@@ -89,7 +97,7 @@ class Records:
 def records(tmp_path: Path) -> Records:
     """Of a run with six rows: step 1 trains rows 0 and 1, row 2 is rejected."""
     found = Records(RunRef(store=str(tmp_path), id="run"))
-    create_run_folder(found.run, CONFIG, Owner(chain="first"))
+    create_run_folder(found.run, CONFIG, Owner(first_execution_id="first"))
     found.store.put("rows.jsonl", b"{}\n" * 6)
     batch = {row: found.group(row) for row in (0, 1)}
     found.step(1, batch, [[batch[0]], [batch[1]]])
@@ -216,7 +224,7 @@ def changed(path: Path) -> None:
         (Path.unlink, rollout_key(GroupKey(cursor=0), 1), "isn't in the store"),
         (changed, rollout_key(GroupKey(cursor=2), 0), "has changed since it was recorded"),
         (changed, group_key(GroupKey(cursor=1)), "has changed since it was recorded"),
-        (Path.unlink, submission_key(1, 0, 1), "isn't in the store"),
+        (Path.unlink, submission_key(1, 0, LeaseKey(0, 1)), "isn't in the store"),
         (changed, ledger_key(1), "isn't JSON"),
         (changed, "rows.jsonl", "is damaged"),
         (Path.unlink, "rows.jsonl", "is missing"),
@@ -233,4 +241,4 @@ def test_a_damaged_file_is_named(
 
 def test_a_record_of_another_form_is_named(records: Records) -> None:
     records.store.put_json(ledger_key(1), {"step": 1})
-    assert "000001.json is damaged: version: Field required" in complaint(records)
+    assert "000001.json is damaged: incarnation: Field required" in complaint(records)

@@ -67,9 +67,9 @@ async def test_a_final_failure_is_told_before_others_with_its_row(
     runner = RolloutRunner(scripted_run(tmp_path, play, count=3, **fields))
     evaluate = runner.evaluate
 
-    async def tell_of_its_end(index: int, version: int, tries: int) -> Any:
+    async def tell_of_its_end(index: int, version: int, retry: int) -> Any:
         try:
-            return await evaluate(index, version, tries)
+            return await evaluate(index, version, retry)
         finally:
             if index == 0:  # what it leaves has been cleaned up, which takes a moment
                 failed.set()

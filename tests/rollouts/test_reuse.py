@@ -19,8 +19,11 @@ RUN = RolloutRun(
 )
 
 
-def attempt(number: int, cursor: int = 17) -> GroupKey:
-    return GroupKey(cursor=cursor, attempt=number)
+def attempt(number: int, cursor: int = 17, incarnation: int = 0) -> GroupKey:
+    return GroupKey(cursor=cursor, attempt=number, incarnation=incarnation)
+
+
+RESUMED = attempt(0, incarnation=1)
 
 
 def unused(store: ArtifactStore, group: GroupKey) -> list[GroupKey]:
@@ -45,6 +48,7 @@ def finish(store: ArtifactStore, group: GroupKey, completion: int) -> None:
         cursor=group.cursor,
         row_index=4,
         attempt=group.attempt,
+        incarnation=group.incarnation,
         completion=completion,
         version=2,
         versions=[2, 3],
@@ -61,10 +65,11 @@ def test_a_rollout_that_was_finished_is_taken_over_as_it_was(tmp_path: Path) -> 
     finish(store, attempt(0), completion=3)
     finish(store, attempt(0, cursor=170), completion=2)
 
-    earlier = unused(store, attempt(1000))
-    assert has_rollout(store, attempt(1000), 3, 9, earlier)
-    record, run = read_rollout(store, rollout_key(attempt(1000), 3))
-    assert (record.attempt, record.version, record.versions) == (1000, 9, [2, 3])
+    earlier = unused(store, RESUMED)
+    assert has_rollout(store, RESUMED, 3, 9, earlier)
+    record, run = read_rollout(store, rollout_key(RESUMED, 3))
+    assert (record.attempt, record.incarnation) == (0, 1)
+    assert (record.version, record.versions) == (9, [2, 3])
     assert (record.prompt, record.seconds, run.info, run.answer) == (
         "1+2=",
         0.5,
@@ -73,7 +78,7 @@ def test_a_rollout_that_was_finished_is_taken_over_as_it_was(tmp_path: Path) -> 
     )
     (segment,) = run.segments
     assert (list(segment.tokens), list(segment.logprobs)) == ([1, 2, 3], [0.0, -1.0, -0.5])
-    assert not has_rollout(store, attempt(1000), 2, 9, earlier)
+    assert not has_rollout(store, RESUMED, 2, 9, earlier)
 
 
 def test_draws_that_came_to_a_group_are_used_up(tmp_path: Path) -> None:
@@ -85,7 +90,7 @@ def test_draws_that_came_to_a_group_are_used_up(tmp_path: Path) -> None:
 
     assert unused(store, attempt(0)) == []
     assert unused(store, attempt(2)) == []
-    assert unused(store, attempt(1000)) == [attempt(3)]
+    assert unused(store, RESUMED) == [attempt(3)]
     assert not has_rollout(store, attempt(2), 0, 9, unused(store, attempt(2)))
 
 
@@ -111,7 +116,7 @@ class Listed(ArtifactStore):
         return super().keys(folder)
 
 
-def test_what_earlier_lives_have_left_is_listed_once_for_all_rows(tmp_path: Path) -> None:
+def test_what_earlier_incarnations_have_left_is_listed_once_for_all_rows(tmp_path: Path) -> None:
     store = Listed(str(tmp_path))
     for cursor in range(8):
         finish(store, attempt(0, cursor), completion=0)
@@ -121,12 +126,12 @@ def test_what_earlier_lives_have_left_is_listed_once_for_all_rows(tmp_path: Path
     assert store.times == 0
     for cursor in range(16):
         left = [attempt(0, cursor)] if cursor < 8 else []
-        assert earlier.unused(attempt(1000, cursor)) == left
+        assert earlier.unused(attempt(0, cursor, 1)) == left
     assert store.times == 1
 
-    # What this life leaves is found without another look, and by the next life too.
-    finish(store, attempt(1000, 3), completion=0)
-    assert earlier.unused(attempt(1001, 3)) == [attempt(1000, 3), attempt(0, 3)]
+    # What this incarnation leaves is found without another listing, and by the next one too.
+    finish(store, attempt(0, 3, 1), completion=0)
+    assert earlier.unused(attempt(1, 3, 1)) == [attempt(0, 3, 1), attempt(0, 3)]
     assert store.times == 1
-    assert earlier.unused(attempt(2000, 3)) == [attempt(1000, 3), attempt(0, 3)]
+    assert earlier.unused(attempt(0, 3, 2)) == [attempt(0, 3, 1), attempt(0, 3)]
     assert store.times == 2

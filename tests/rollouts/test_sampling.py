@@ -39,12 +39,16 @@ class Policies:
         self.url = url
         self._trainer = trainer
 
-    async def publish(self, version: int, epoch: int = 1, *, current: bool = True) -> None:
-        snapshot = await self._trainer.publish(f"policy-{version}-e{epoch}")
+    async def publish(self, version: int, lease_epoch: int = 1, *, current: bool = True) -> None:
+        snapshot = await self._trainer.publish(f"policy-{version}-e{lease_epoch}")
         publish(
             self.store,
             Publication(
-                version=version, epoch=epoch, snapshot=snapshot.path, handle=snapshot.handle
+                version=version,
+                incarnation=0,
+                lease_epoch=lease_epoch,
+                snapshot=snapshot.path,
+                handle=snapshot.handle,
             ),
             current=current,
         )
@@ -176,7 +180,7 @@ async def test_after_a_recovery_an_old_version_goes_on_at_the_current_one(
 ) -> None:
     await policies.publish(0)
     await policies.publish(1)
-    await policies.publish(1, epoch=2)
+    await policies.publish(1, lease_epoch=2)
 
     assert (await sample(policies.sampler(), a_scope(version=0))).version == 1
 

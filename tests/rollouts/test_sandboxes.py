@@ -120,11 +120,11 @@ async def test_what_a_dead_worker_left_is_gone_after_the_next_attempt(tmp_path: 
     check_nothing_is_left(tmp_path, run, made=2)
 
 
-async def an_attempt(run: RunRef, tries: int) -> "asyncio.Task[Any]":
+async def an_attempt(run: RunRef, retry: int) -> "asyncio.Task[Any]":
     """An attempt at the first completion that has made its sandbox, and goes on."""
     sandboxes = Path(stored_config(run).extras["sandboxes"])
     before = len(made_by(sandboxes)) if (sandboxes / "made").exists() else 0
-    completion = RolloutRunner(run).complete(GroupKey(cursor=0), 0, 0, tries)
+    completion = RolloutRunner(run).complete(GroupKey(cursor=0), 0, 0, retry)
     work = asyncio.create_task(completion)
     await until(lambda: (sandboxes / "made").exists() and len(made_by(sandboxes)) > before)
     return work
@@ -132,8 +132,8 @@ async def an_attempt(run: RunRef, tries: int) -> "asyncio.Task[Any]":
 
 async def test_a_superseded_attempt_reaps_nothing_of_its_successors(tmp_path: Path) -> None:
     run = a_run(tmp_path, "hang")
-    first = await an_attempt(run, tries=0)
-    second = await an_attempt(run, tries=1)
+    first = await an_attempt(run, retry=0)
+    second = await an_attempt(run, retry=1)
     assert left(tmp_path / "sandboxes") == (1, 1), "the second has reaped what the first had"
 
     first.cancel()
@@ -147,8 +147,8 @@ async def test_a_superseded_attempt_reaps_nothing_of_its_successors(tmp_path: Pa
 
 async def test_an_attempt_that_begins_late_reaps_nothing_of_a_later_one(tmp_path: Path) -> None:
     run = a_run(tmp_path, "hang")
-    second = await an_attempt(run, tries=1)
-    first = await an_attempt(run, tries=0)
+    second = await an_attempt(run, retry=1)
+    first = await an_attempt(run, retry=0)
     assert left(tmp_path / "sandboxes") == (2, 2)
     for work in (first, second):
         work.cancel()
@@ -160,8 +160,8 @@ async def test_an_attempt_whose_sandboxes_another_has_reaped_comes_to_nothing(
     tmp_path: Path,
 ) -> None:
     run = a_run(tmp_path, "wait")
-    first = await an_attempt(run, tries=0)
-    second = await an_attempt(run, tries=1)
+    first = await an_attempt(run, retry=0)
+    second = await an_attempt(run, retry=1)
     (tmp_path / "sandboxes" / "go").touch()
     with pytest.raises(SupersededError, match="another attempt at it has begun"):
         await first

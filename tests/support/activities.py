@@ -8,7 +8,10 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from activities.errors import ErrorInterceptor
 from activities.trainer_operations import LeaseOperations
-from everburn.records.ids import RunRef
+from everburn.records.ids import (
+    LeaseKey,
+    RunRef,
+)
 from everburn.trainers.lease import Lease
 from everburn.trainers.protocol import Trainer
 from everburn.usercode.limits import LimitedLoop
@@ -35,4 +38,4 @@ async def execute(
 
 def lease_operations(trainer: Trainer, run: RunRef) -> LeaseOperations:
     """The operations of the run's first lease."""
-    return LeaseOperations(Lease(1, trainer), run, lambda: LimitedLoop("batches"))
+    return LeaseOperations(Lease(LeaseKey(0, 1), trainer), run, lambda: LimitedLoop("batches"))

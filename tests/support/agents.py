@@ -151,7 +151,9 @@ async def a_run(
     trainer = await ServerlessTrainer.open(config)
     try:
         snapshot = await trainer.publish("policy-0")
-        record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
+        record = Publication(
+            version=0, incarnation=0, lease_epoch=1, snapshot=snapshot.path, handle=snapshot.handle
+        )
         publish(store, record)
         yield run
     finally:
@@ -161,7 +163,7 @@ async def a_run(
 def a_folder(folder: Path, config: RunConfig, *, rows: bool = True) -> RunRef:
     """A run's folder with one row, and one held-out row."""
     run = RunRef(store=str(folder), id="agents")
-    create_run_folder(run, config, Owner(chain="test"))
+    create_run_folder(run, config, Owner(first_execution_id="test"))
     for key in (ROWS_KEY, EVALUATION_ROWS_KEY) if rows else ():
         write_rows(ArtifactStore.of(run), key, [{"ask": "go"}])
     return run

@@ -103,7 +103,7 @@ class Farm:
         return await self._start(ref, script, config.model_dump(mode="json"), state)
 
     async def resume(self, run: Run) -> Run:
-        """The next life of a run that has ended."""
+        """The next incarnation of a run that has ended."""
         config = configured(run.ref)
         state = rebuilt_state(run.ref, config, time.time())
         return await self.go_on(run.ref, run.script, config, state)

@@ -34,12 +34,14 @@ class Runs:
         (self._folder / f"{run_id}.jsonl").write_text("\n".join(map(json.dumps, tasks)))
         config = self.config(str(self._folder / f"{run_id}.jsonl"), **kwargs)
         run = RunRef(store=str(self._folder / "runs"), id=run_id)
-        create_run_folder(run, config, Owner(chain="test"))
+        create_run_folder(run, config, Owner(first_execution_id="test"))
         prepare_task(run)
         trainer = await ServerlessTrainer.open(config)
         self._trainers.append(trainer)
         snapshot = await trainer.publish("policy-0")
-        record = Publication(version=0, epoch=1, snapshot=snapshot.path, handle=snapshot.handle)
+        record = Publication(
+            version=0, incarnation=0, lease_epoch=1, snapshot=snapshot.path, handle=snapshot.handle
+        )
         publish(ArtifactStore.of(run), record)
         return RolloutRunner(run)
 

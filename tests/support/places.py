@@ -5,7 +5,7 @@ from typing import Any
 
 from everburn.config import RunConfig, parse_config
 from everburn.emulator.models.base_model import TINY
-from everburn.records.ids import RunRef
+from everburn.records.ids import LeaseKey, RunRef
 from everburn.records.run_folder import Owner, create_run_folder
 from everburn.records.store import ArtifactStore
 from everburn.trainers.dedicated import DedicatedTrainer
@@ -28,12 +28,13 @@ class Place:
         self.config: RunConfig = parse_config(values | fields)
         self.run = RunRef(store=str(folder), id="run")
         self.store = ArtifactStore.of(self.run)
-        create_run_folder(self.run, self.config, Owner(chain=str(folder)))
+        create_run_folder(self.run, self.config, Owner(first_execution_id=str(folder)))
         self.provisioning = RunProvisioning(self.run, self.config)
 
     def make_ready(self) -> None:
         """Look after job and deployment until both are there, as the workflow of a lease does."""
         wait_for(lambda: self.provisioning.advance().stage == "ready")
 
-    async def open(self, epoch: int) -> DedicatedTrainer:
-        return await DedicatedTrainer.open_for(self.run, self.config, epoch)
+    async def open(self, lease_epoch: int, incarnation: int = 0) -> DedicatedTrainer:
+        lease = LeaseKey(incarnation, lease_epoch)
+        return await DedicatedTrainer.open_for(self.run, self.config, lease)

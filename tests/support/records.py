@@ -17,6 +17,7 @@ def a_record(**changes: Any) -> CompletionRecord:
         "row_index": 0,
         "epoch": 0,
         "attempt": 0,
+        "incarnation": 0,
         "completion": 0,
         "version": 0,
         "versions": [0],
@@ -65,7 +66,8 @@ def an_entry(step: int, groups: tuple[str, ...] = ("0", "1")) -> LedgerEntry:
     return LedgerEntry(
         step=step,
         version=step,
-        epoch=1,
+        incarnation=0,
+        lease_epoch=1,
         updated=True,
         attempts=1,
         groups=[GroupKey.parse(name) for name in groups],

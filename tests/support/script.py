@@ -15,13 +15,13 @@ from support.waiting import Gate
 class Draw:
     """One call of the rollout function.
 
-    tries: earlier calls for the same completion. version: the policy it would sample from.
+    retry: earlier calls for the same completion. version: the policy it would sample from.
     """
 
     row: int
     completion: int
     evaluation: bool
-    tries: int
+    retry: int
     version: int
     prompt: dict[str, Any]
 
@@ -83,9 +83,9 @@ class Script:
 
     async def perform(self, row: dict[str, Any], cursor: int, index: int, evaluation: bool) -> Any:
         """One call of the rollout function."""
-        tries = sum(d.place == (cursor, index) and d.evaluation == evaluation for d in self.begun)
+        retry = sum(d.place == (cursor, index) and d.evaluation == evaluation for d in self.begun)
         version = current_scope.get().version
-        draw = Draw(cursor, index, evaluation, tries, version, row)
+        draw = Draw(cursor, index, evaluation, retry, version, row)
         self.begun.append(draw)
         try:
             result = await self.play(draw)

@@ -20,7 +20,7 @@ def scripted_run(folder: Path, play: Play, count: int = 1, **fields: Any) -> Run
     scripts[run.folder] = Script(play)
     values = {"rollout": "support.tasks:make_rollout_fn", "extras": {"script": run.folder}}
     config = a_config("http://127.0.0.1:9", **(values | fields))
-    create_run_folder(run, config, Owner(chain="test"))
+    create_run_folder(run, config, Owner(first_execution_id="test"))
     for key in (ROWS_KEY, EVALUATION_ROWS_KEY):
         write_rows(ArtifactStore.of(run), key, rows(count))
     return run

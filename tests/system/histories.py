@@ -15,7 +15,7 @@ from workers.processes import WORKFLOWS
 
 
 async def first_execution(client: Client, run_id: str) -> str:
-    """The Temporal run id of a run's first execution in its present life."""
+    """The Temporal run id of a run's first execution in its present incarnation."""
     description = await client.get_workflow_handle(run_id).describe()
     return description.raw_description.workflow_execution_info.first_run_id
 

@@ -38,7 +38,7 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True)
 class Death:
-    """A process that ended though nobody stopped it; `at` is in seconds since the epoch."""
+    """A process that ended though nobody stopped it; `at` is in seconds since 1970."""
 
     name: str
     at: float

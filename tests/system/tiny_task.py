@@ -29,7 +29,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Execution:
-    """The beginning or the end of a call of the rollout function. at: seconds since the epoch."""
+    """The beginning or the end of a call of the rollout function. at: seconds since 1970."""
 
     event: Literal["begun", "returned"]
     row: int

@@ -137,7 +137,10 @@ async def test_a_run_with_a_checkpoint_loads_it_whatever_the_job_has(job: Job) -
     place = job.attached("first")
     first = await place.open(1)
     order = SaveCheckpoint(
-        lease=LeaseRef(run=place.run, epoch=1), step=0, version=0, name="state-0"
+        lease=LeaseRef(run=place.run, incarnation=0, lease_epoch=1),
+        step=0,
+        version=0,
+        name="state-0",
     )
     path = (await lease_operations(first, place.run).save_checkpoint(order)).path
     step = (await train(first))["step"]

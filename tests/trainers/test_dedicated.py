@@ -14,7 +14,7 @@ import pytest
 from activities.messages import LeaseRef, LoadCheckpoint, SaveCheckpoint
 from everburn.emulator.models.base_model import TINY
 from everburn.learning.rollout_file import write_rollout
-from everburn.records.ids import GroupKey
+from everburn.records.ids import GroupKey, LeaseKey
 from everburn.records.keys import group_key, rollout_key
 from everburn.records.provisioning import ProvisioningRecord, find_provisioning
 from everburn.records.run_folder import stored_config
@@ -109,12 +109,12 @@ async def test_a_policy_that_was_published_as_a_delta_is_promoted_completely(pla
 async def test_a_full_disk_does_not_end_the_session(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = FullDisk("holders/epoch-000001-*", times=10)
+    disk = FullDisk("holders/lease-000001-*", times=10)
     disk.install(monkeypatch)
     trainer = await place.open(1)
     assert disk.refused == 10
     (holder,) = place.store.keys("holders")
-    assert re.fullmatch(r"holders/epoch-000001-[0-9a-f]{16}\.json", holder)
+    assert re.fullmatch(r"holders/lease-000001-[0-9a-f]{16}\.json", holder)
 
     disk = FullDisk("fingerprints/*", times=10)
     disk.install(monkeypatch)
@@ -147,7 +147,7 @@ async def test_an_earlier_holder_is_fenced_out_when_the_next_opens(
 async def test_a_late_attempt_at_a_lease_does_not_hide_the_granted_one(
     emulator: RunningEmulator, place: Place
 ) -> None:
-    """It was abandoned while opening, and another attempt got the same lease epoch."""
+    """It was abandoned while opening, and another attempt got the same lease."""
     emulator.admin("POST", "unknowns", {"shares_full_parameters": True, "keeps_gradients": True})
     before = len(emulator.arrivals("create_model"))
     emulator.plan_fault("create_model", "delay", seconds=2)
@@ -164,6 +164,25 @@ async def test_a_late_attempt_at_a_lease_does_not_hide_the_granted_one(
     await second.forward_backward([a_datum()], "importance_sampling", {})
     assert (await second.optim_step(ADAM))["num_sequences"] == 1
     for trainer in (granted, second):
+        await trainer.close()
+
+
+async def test_a_holder_of_an_older_incarnation_is_fenced_out_whatever_its_lease_epoch(
+    emulator: RunningEmulator, place: Place
+) -> None:
+    """The newer incarnation doesn't know the last leases of the older one."""
+    emulator.admin("POST", "unknowns", {"shares_full_parameters": True, "keeps_gradients": True})
+    former = await place.open(7)
+    start = await former.save_checkpoint("state-0")
+    await former.forward_backward([a_datum()], "importance_sampling", {})
+
+    resumed = await place.open(5, incarnation=1)
+    with pytest.raises(TrainerStateLostError):
+        await former.optim_step(ADAM)
+    await resumed.load_checkpoint(start)
+    await resumed.forward_backward([a_datum()], "importance_sampling", {})
+    assert (await resumed.optim_step(ADAM))["num_sequences"] == 1
+    for trainer in (former, resumed):
         await trainer.close()
 
 
@@ -224,7 +243,7 @@ async def test_a_job_with_an_operation_that_never_ends_is_deleted(
     first = await place.open(1)
     with pytest.raises(TrainerCapacityError):
         await place.open(2)
-    (holder,) = earlier_holders(place.store, record_of(place).job_id, 2)
+    (holder,) = earlier_holders(place.store, record_of(place).job_id, LeaseKey(0, 2))
     assert holder.unload_requested_at is not None
     monkeypatch.setattr(dedicated, "RESULT_TIMEOUT", time.time() - holder.unload_requested_at)
     emulator.plan_fault("unload_model", "delay", seconds=1)
@@ -358,7 +377,10 @@ async def test_a_state_that_differs_from_the_saved_one_is_detected(place: Place)
 async def test_the_initial_state_has_a_fingerprint(place: Place) -> None:
     """It is saved before any completion exists, and recovery may load it."""
     trainer = await place.open(1)
-    operations, ref = lease_operations(trainer, place.run), LeaseRef(run=place.run, epoch=1)
+    operations, ref = (
+        lease_operations(trainer, place.run),
+        LeaseRef(run=place.run, incarnation=0, lease_epoch=1),
+    )
     paths = []
     for step in range(2):
         order = SaveCheckpoint(lease=ref, step=step, version=step, name=f"state-{step}-e1")
@@ -399,7 +421,10 @@ async def test_the_store_is_read_in_threads(
 
         monkeypatch.setattr(ArtifactStore, method, watched)
     trainer = await attached.open(1)
-    operations, ref = lease_operations(trainer, attached.run), LeaseRef(run=attached.run, epoch=1)
+    operations, ref = (
+        lease_operations(trainer, attached.run),
+        LeaseRef(run=attached.run, incarnation=0, lease_epoch=1),
+    )
     order = SaveCheckpoint(lease=ref, step=0, version=0, name="state-0")
     saved = await operations.save_checkpoint(order)
     await operations.load_checkpoint(LoadCheckpoint(lease=ref, step=0, path=saved.path))

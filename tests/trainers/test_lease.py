@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from everburn.records.publications import StaleEpochError
+from everburn.records.ids import LeaseKey
+from everburn.records.publications import StaleLeaseError
 from everburn.records.store import CorruptArtifactError, StoreError
 from everburn.trainers.lease import Lease, OperationKey
 from everburn.trainers.protocol import TrainerRejectedError, TrainerStateLostError
@@ -28,37 +29,38 @@ class Operation:
 
 @pytest.fixture
 async def lease() -> Lease:
-    return Lease(epoch=2, trainer=ScriptedTrainer())
+    return Lease(LeaseKey(1, 2), trainer=ScriptedTrainer())
 
 
 async def test_a_repeated_operation_joins_the_first(lease: Lease) -> None:
     operation = Operation()
-    callers = [asyncio.create_task(lease.once(2, STEP, operation)) for _ in range(3)]
+    callers = [asyncio.create_task(lease.once(lease.key, STEP, operation)) for _ in range(3)]
     await asyncio.sleep(0)
     operation.end.set_result("applied")
 
     assert await asyncio.gather(*callers) == ["applied"] * 3
-    assert await lease.once(2, STEP, operation) == "applied"
+    assert await lease.once(lease.key, STEP, operation) == "applied"
     assert operation.begun == 1
 
 
 async def test_an_operation_outlives_a_cancelled_caller(lease: Lease) -> None:
     operation = Operation()
-    first = asyncio.create_task(lease.once(2, STEP, operation))
+    first = asyncio.create_task(lease.once(lease.key, STEP, operation))
     await asyncio.sleep(0)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     operation.end.set_result("applied")
 
-    assert await lease.once(2, STEP, operation) == "applied"
+    assert await lease.once(lease.key, STEP, operation) == "applied"
     assert operation.begun == 1
 
 
-async def test_a_superseded_lease_epoch_is_refused(lease: Lease) -> None:
+@pytest.mark.parametrize("other", [LeaseKey(1, 1), LeaseKey(0, 2)], ids=["epoch", "incarnation"])
+async def test_a_superseded_lease_is_refused(lease: Lease, other: LeaseKey) -> None:
     operation = Operation()
-    with pytest.raises(StaleEpochError, match="is for lease epoch 1; this lease has 2"):
-        await lease.once(1, STEP, operation)
+    with pytest.raises(StaleLeaseError, match=f"is for lease {other.text}; this is lease 2i1"):
+        await lease.once(other, STEP, operation)
     assert operation.begun == 0
 
 
@@ -66,10 +68,10 @@ async def test_a_doubtful_operation_ends_the_lease(lease: Lease) -> None:
     doubtful, other = Operation(), Operation()
     doubtful.end.set_exception(TrainerStateLostError("it may have been applied"))
     with pytest.raises(TrainerStateLostError):
-        await lease.once(2, STEP, doubtful)
+        await lease.once(lease.key, STEP, doubtful)
 
     with pytest.raises(TrainerStateLostError, match="may have been applied"):
-        await lease.once(2, OperationKey(1, "publish"), other)
+        await lease.once(lease.key, OperationKey(1, "publish"), other)
     assert other.begun == 0
     assert lease.ended is not None and not lease.released
 
@@ -79,10 +81,10 @@ async def test_a_store_failure_ends_the_lease(lease: Lease) -> None:
     unrecorded, other = Operation(), Operation()
     unrecorded.end.set_exception(StoreError("can't write it"))
     with pytest.raises(TrainerStateLostError, match="can't write it"):
-        await lease.once(2, STEP, unrecorded)
+        await lease.once(lease.key, STEP, unrecorded)
 
     with pytest.raises(TrainerStateLostError, match="can't write it"):
-        await lease.once(2, OperationKey(1, "publish"), other)
+        await lease.once(lease.key, OperationKey(1, "publish"), other)
     assert other.begun == 0
 
 
@@ -96,9 +98,9 @@ async def test_an_error_of_the_request_does_not_end_the_lease(
     refused.end.set_exception(error)
     other.end.set_result("applied")
     with pytest.raises(type(error)):
-        await lease.once(2, STEP, refused)
+        await lease.once(lease.key, STEP, refused)
 
-    assert await lease.once(2, OperationKey(1, "publish"), other) == "applied"
+    assert await lease.once(lease.key, OperationKey(1, "publish"), other) == "applied"
     assert lease.ended is None
 
 
@@ -153,7 +155,7 @@ async def test_a_released_lease_says_that_it_was_released(lease: Lease) -> None:
 
     assert lease.released
     with pytest.raises(TrainerStateLostError, match="was released"):
-        await lease.once(2, STEP, Operation())
+        await lease.once(lease.key, STEP, Operation())
 
 
 async def test_an_operation_is_refused_after_its_step(lease: Lease) -> None:
@@ -162,12 +164,13 @@ async def test_an_operation_is_refused_after_its_step(lease: Lease) -> None:
     operation.end.set_result("applied")
     for step in (1, 2, 3):
         for name in ("forward_backward", "optim_step"):
-            await lease.once(2, OperationKey(step, name), operation)
+            await lease.once(lease.key, OperationKey(step, name), operation)
     begun = operation.begun
     for name in ("forward_backward", "optim_step", "replay_step"):
         with pytest.raises(TrainerStateLostError, match="comes too late: step 3 was taken"):
-            await lease.once(2, OperationKey(1, name), operation)
+            await lease.once(lease.key, OperationKey(1, name), operation)
     assert operation.begun == begun
     assert (
-        await lease.once(2, OperationKey(3, "save_checkpoint", "state-3"), operation) == "applied"
+        await lease.once(lease.key, OperationKey(3, "save_checkpoint", "state-3"), operation)
+        == "applied"
     )

@@ -8,7 +8,7 @@ import pytest
 from everburn.config import ConfigError, forked, reconfigured
 from everburn.learning.rollout_file import write_rollout
 from everburn.learning.submissions import prepare_submission
-from everburn.records.ids import GroupKey
+from everburn.records.ids import GroupKey, LeaseKey
 from everburn.records.keys import group_key, rollout_key
 from everburn.records.store import ArtifactStore
 from everburn.rollouts.contract import RolloutRun, RolloutSample
@@ -93,7 +93,7 @@ def test_the_probe_uses_a_recorded_completion_of_the_step(tmp_path: Path) -> Non
     stored = write_rollout(store, rollout_key(key, 0), a_record(cursor=3), RolloutRun([segment]))
     group = a_group(key, [a_member(stored, tokens=199, trained_tokens=197)])
     store.put_json(group_key(key), group.model_dump(mode="json"))
-    prepare_submission(store, 1, 0, 2, [key])
+    prepare_submission(store, 1, 0, LeaseKey(0, 2), [key])
 
-    assert recorded_completion(store, 1, 2) == (tokens[: 2 + SCORED_TOKENS], 2)
-    assert recorded_completion(store, 0, 2) == (INITIAL_PROBE, 1)
+    assert recorded_completion(store, 1, LeaseKey(0, 2)) == (tokens[: 2 + SCORED_TOKENS], 2)
+    assert recorded_completion(store, 0, LeaseKey(0, 2)) == (INITIAL_PROBE, 1)

@@ -46,7 +46,7 @@ async def test_code_that_blocks_late_counts_for_its_completion_and_for_none_besi
     script = Script()
 
     async def play(draw: Draw) -> float:
-        if draw.tries:
+        if draw.retry:
             return draw.completion
         await until(lambda: len(script.begun) == 3)
         if draw.completion == 1:

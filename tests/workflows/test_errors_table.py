@@ -44,7 +44,7 @@ async def replaces(start: Start, error: type[TrainerError]) -> None:
     script.trainer.fail_once("optim_step", error("said by the service"))
     run = await start(script, rows=1)
     assert (await run.result()).steps == 1
-    assert [entry.epoch for entry in run.ledger] == [2]
+    assert [entry.lease_epoch for entry in run.ledger] == [2]
 
 
 async def fails(start: Start, error: type[TrainerError]) -> None:

@@ -42,7 +42,7 @@ async def test_only_the_row_that_failed_is_done_again_and_nothing_beside_itself(
         at_once.append(draw.row)
         beside.append(at_once.count(draw.row))
         try:
-            if draw.row == 0 and draw.tries < 2:
+            if draw.row == 0 and draw.retry < 2:
                 failed.open()
                 raise RecoverableRolloutError("the judge is asleep")
             await failed.passed()
@@ -126,7 +126,7 @@ async def test_a_fatal_error_ends_the_other_rows_at_once(start_tuned: Start):
 
 async def test_a_missing_snapshot_is_never_an_evaluations_failure(start_tuned: Start):
     async def play(draw: Draw) -> float:
-        if draw.evaluation and draw.row == 1 and draw.tries < 5:
+        if draw.evaluation and draw.row == 1 and draw.retry < 5:
             raise SnapshotGoneError("policy version 0 isn't served")
         return float(draw.completion)
 
@@ -154,7 +154,7 @@ async def test_an_evaluation_survives_the_loss_of_worker_after_worker(
     never = Gate()
 
     async def play(draw: Draw) -> float:
-        if draw.evaluation and draw.row == 2 and draw.tries < 4:
+        if draw.evaluation and draw.row == 2 and draw.retry < 4:
             await never.passed()
         return float(draw.completion)
 

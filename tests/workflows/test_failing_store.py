@@ -83,17 +83,17 @@ async def test_a_store_that_fails_for_a_while_costs_no_session(
     script.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=1)
     run = await start(script, rows=2)
     await run.result()
-    assert [entry.epoch for entry in run.ledger] == [1, 2], "lost once, to the service"
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2], "lost once, to the service"
     failed = [{path.rpartition(f"{run.id}/")[2] for _, path in disk.failed} for disk in disks]
     assert failed[0] >= {
         "groups/row-000000.0.json",
         "rollouts/row-000000.0/completion-0.parquet",
-        "steps/000001/epoch-1/submission-0.json",
-        "steps/000001/epoch-1/submission-0-metrics.json",
+        "steps/000001/lease-000001/submission-0.json",
+        "steps/000001/lease-000001/submission-0-metrics.json",
     }
-    assert failed[1] >= {"publications/epoch-000001/000001.json"}
-    assert failed[2] >= {"checkpoints/state-0/epoch-000001.json"}
-    assert failed[3] >= {"ledger/000001.json", "steps/000001/epoch-1/submission-0.json"}
+    assert failed[1] >= {"publications/lease-000001/000001.json"}
+    assert failed[2] >= {"checkpoints/state-0/lease-000001.json"}
+    assert failed[3] >= {"ledger/000001.json", "steps/000001/lease-000001/submission-0.json"}
     assert failed[4] >= {"groups/row-000000.0.json", run.ledger[0].prepared.advantages.key}
 
 
@@ -102,8 +102,8 @@ async def test_a_store_that_fails_for_a_while_costs_no_session(
     [
         ("prepare_batch", "groups/row-000000.0.json"),
         ("forward_backward", "groups/row-000000.0.json"),
-        ("forward_backward", "steps/000001/epoch-1/submission-0-metrics.json"),
-        ("publish", "publications/epoch-000001/000001.json"),
+        ("forward_backward", "steps/000001/lease-000001/submission-0-metrics.json"),
+        ("publish", "publications/lease-000001/000001.json"),
     ],
 )
 async def test_one_that_fails_for_longer_costs_a_session_and_no_more(
@@ -117,7 +117,7 @@ async def test_one_that_fails_for_longer_costs_a_session_and_no_more(
     result = await run.result()
     assert len(disk.failed) == 1
     assert (result.steps, run.trained) == (2, ["0", "1"])
-    assert [entry.epoch for entry in run.ledger] == [2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [2, 2]
     again = run.trainer.calls.index("load_checkpoint scripted/state-0")
     assert "close" in run.trainer.calls[:again]
     assert run.trainer.calls[again:].count("optim_step") == 2
@@ -127,14 +127,14 @@ async def test_one_that_fails_in_a_recovery_has_it_begun_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
-    disk = FailingDisk("replay_step", "*/steps/000001/epoch-1/submission-0.json", times=1)
+    disk = FailingDisk("replay_step", "*/steps/000001/lease-000001/submission-0.json", times=1)
     disk.install(monkeypatch)
     script = Script()
     script.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"), after=1)
     run = await start(script, rows=2)
     await run.result()
     assert len(disk.failed) == 1
-    assert [entry.epoch for entry in run.ledger] == [1, 3]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 3]
 
 
 async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
@@ -154,7 +154,7 @@ async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
     run = await start(Script(), rows=1)
     await run.result()
     assert failed
-    assert [entry.epoch for entry in run.ledger] == [1]
+    assert [entry.lease_epoch for entry in run.ledger] == [1]
     assert (run.trainer.count("open"), run.trainer.count("close")) == (1, 1)
 
 

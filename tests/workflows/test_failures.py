@@ -34,7 +34,7 @@ async def fail(draw: Draw) -> float:
 
 async def test_a_recoverable_failure_is_tried_again_and_costs_nothing(start_tuned: Start):
     async def play(draw: Draw) -> float:
-        if draw.tries < 2:
+        if draw.retry < 2:
             raise ConnectionResetError("come back later")
         return draw.completion
 
@@ -54,7 +54,7 @@ async def test_a_missing_snapshot_is_never_a_failure(
     monkeypatch.setattr(retries, "MAX_WORKER_FAILURES", 2)
 
     async def play(draw: Draw) -> float:
-        if draw.tries < 4:
+        if draw.retry < 4:
             raise SnapshotGoneError("policy version 0 isn't served")
         return draw.completion
 
@@ -74,7 +74,7 @@ async def test_a_worker_without_the_runs_code_counts_for_nothing(
     monkeypatch.setattr(retries, "MAX_WORKER_FAILURES", 2)
 
     async def play(draw: Draw) -> float:
-        if draw.tries < 4:
+        if draw.retry < 4:
             raise EntrypointError("no module named 'my_task' on worker 17@there")
         return draw.completion
 
@@ -95,7 +95,7 @@ async def test_one_that_unfit_workers_are_handed_by_chance_is_soon_begun_again(
     monkeypatch.setattr(retries, "BACKOFF", [seconds / scale for seconds in BACKOFF])
 
     async def play(draw: Draw) -> float:
-        if draw.completion == 0 and draw.tries < 20:
+        if draw.completion == 0 and draw.retry < 20:
             raise EntrypointError("no module named 'my_task' on worker 17@there")
         return draw.completion
 
@@ -154,13 +154,13 @@ async def test_a_draw_that_keeps_failing_is_dropped_and_counted(start_tuned: Sta
 
 async def test_a_deadline_is_a_recoverable_failure(start_tuned: Start):
     async def play(draw: Draw) -> float:
-        if draw.tries == 0:
+        if draw.retry == 0:
             await asyncio.sleep(60)
         return draw.completion
 
     run = await start_tuned(Script(play), rows=1, rollout_timeout=1.0)
     await run.result()
-    assert [draw.tries for draw in run.script.cancelled] == [0, 0]
+    assert [draw.retry for draw in run.script.cancelled] == [0, 0]
     assert run.trained == ["0"]
 
 

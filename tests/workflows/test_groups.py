@@ -140,7 +140,7 @@ async def test_an_incomplete_group_is_rebuilt_as_often_as_allowed_and_then_rejec
 
 async def test_a_rebuilt_group_is_trained_once_enough_of_it_survives(start: Start):
     async def play(draw: Draw) -> float | None:
-        return None if draw.tries == 0 and draw.completion == 0 else draw.completion
+        return None if draw.retry == 0 and draw.completion == 0 else draw.completion
 
     run = await start(Script(play), rows=1, min_group_size=2, max_incomplete_group_retries=1)
     await run.result()

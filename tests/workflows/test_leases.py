@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities import heartbeats
-from activities.messages import AcquireLease, LeaseRef
+from activities.messages import LeaseRef
 from activities.trainer import TrainerActivities
 from everburn.config import RunConfig
 from everburn.records.store import StoreError
@@ -42,7 +42,7 @@ async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Sta
     run.trainer.fail_once("optim_step", LOST, after=1)
     result = await run.result()
     assert (result.steps, result.version, run.trained) == (3, 3, ["0", "1", "2"])
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2]
     calls = run.trainer.calls
     second = calls[calls.index("open", 1) :]
     assert [call for call in second if call != "close"] == [
@@ -389,7 +389,7 @@ async def test_a_holder_that_falls_silent_is_noticed_and_replaced(
     await run.until(lease_epoch=2)
     stuck.open()
     await run.result()
-    assert [entry.epoch for entry in run.ledger] == [2]
+    assert [entry.lease_epoch for entry in run.ledger] == [2]
     assert run.trainer.count("close") == 2  # the old session costs nothing any more
 
 
@@ -425,7 +425,7 @@ async def test_an_attempt_that_was_given_up_before_it_began_opens_nothing(
         attempt=1,
     )
     elsewhere = TrainerActivities(client, open_another)
-    order = AcquireLease(run=run.ref, epoch=1)
+    order = LeaseRef(run=run.ref, incarnation=0, lease_epoch=1)
     with pytest.raises(ApplicationError, match="given up before it began"):
         await execute(elsewhere.acquire_lease, order, environment=environment)
     trainer.hold("open").open()
@@ -433,7 +433,7 @@ async def test_an_attempt_that_was_given_up_before_it_began_opens_nothing(
     with pytest.raises(ApplicationError, match="given up before it began"):
         await execute(elsewhere.acquire_lease, order, environment=environment)
     await run.result()
-    assert [entry.epoch for entry in run.ledger] == [1]
+    assert [entry.lease_epoch for entry in run.ledger] == [1]
 
 
 async def test_capacity_is_waited_for_also_at_the_start(

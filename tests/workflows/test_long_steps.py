@@ -66,7 +66,7 @@ async def test_a_lease_that_is_lost_later_takes_it_along(start_tuned: Start):
     run = await start_picky(start_tuned, script)
     await run.result()
     (entry,) = run.ledger
-    assert (entry.epoch, run.trained) == (2, list(KEPT))
+    assert (entry.lease_epoch, run.trained) == (2, list(KEPT))
     assert [group for part in sent(run) for group in part] == ["row-000000.0", "row-000011.0"]
     assert len(run.script.begun) == 2 * ROWS
 

@@ -31,7 +31,7 @@ async def test_rollouts_of_a_worker_that_shuts_down_are_done_again_by_another(
     gate = Gate()
 
     async def play(draw: Draw) -> float:
-        if draw.tries == 0:
+        if draw.retry == 0:
             await gate.passed()
         return draw.completion
 
@@ -66,9 +66,9 @@ async def test_a_worker_that_falls_silent_is_replaced_and_changes_nothing_when_i
         await beat(interval)
 
     async def play(draw: Draw) -> float:
-        if draw.tries == 0:
+        if draw.retry == 0:
             await back.passed()
-        return 10.0 * draw.tries + draw.completion
+        return 10.0 * draw.retry + draw.completion
 
     monkeypatch.setattr(heartbeats, "_beat", beat_unless_first)
     run = await start_tuned(Script(play), rows=2, prompt_groups_per_step=1)
@@ -106,20 +106,20 @@ async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
         ended.append(owner)
 
     def number(draw: Draw) -> int:
-        return 500 + 10 * draw.completion + draw.tries
+        return 500 + 10 * draw.completion + draw.retry
 
     async def play(draw: Draw) -> float:
         await begun.passed()
         await Sandboxes(runs[0].store).register("support.sandboxes:note", number=number(draw))
-        await (settled if draw.tries else back).passed()
+        await (settled if draw.retry else back).passed()
         return float(draw.completion)
 
     monkeypatch.setattr(heartbeats, "_beat", beat_unless_first)
     monkeypatch.setattr(attempt, "reap_at_end", note_its_end)
     runs.append(run := await start_tuned(Script(play), rows=1))
     begun.open()
-    await until(lambda: any(draw.tries for draw in run.script.begun))
-    (successor,) = (draw for draw in run.script.begun if draw.tries)
+    await until(lambda: any(draw.retry for draw in run.script.begun))
+    (successor,) = (draw for draw in run.script.begun if draw.retry)
     await until(lambda: number(successor) - 1 in noted)
     await until(lambda: len(sandbox_keys(run.store)) == 2)
     back.open()

@@ -52,7 +52,7 @@ async def test_igpo_trains_and_a_lost_session_reuses_its_advantages(
     await run.result()
 
     assert [batch.step for batch in batches] == [1, 2, 3]
-    assert run.ledger[0].epoch < run.ledger[1].epoch
+    assert run.ledger[0].lease_epoch < run.ledger[1].lease_epoch
     assert all(entry.prepared is not None and entry.updated for entry in run.ledger)
     # Two turns: their advantages differ, and each is the same for all its tokens.
     files = [entry.prepared.advantages for entry in run.ledger if entry.prepared]
@@ -87,7 +87,7 @@ async def test_a_python_loss_is_replayed_and_verified_as_it_was_trained(
     run = await start(Script(), rows=9, **fields)
     await run.result()
 
-    assert run.ledger[0].epoch < run.ledger[1].epoch
+    assert run.ledger[0].lease_epoch < run.ledger[1].lease_epoch
     assert run.ledger[0].loss == Entrypoint(
         name="support.losses:importance_sampling", kwargs={"scale": 0.5}
     )
@@ -112,7 +112,7 @@ async def test_a_python_loss_that_never_returns_ends_its_run_by_name_and_no_othe
         failure = await run.failure()
     finally:
         block.free.set()
-    assert result.steps == 1 and [entry.epoch for entry in other.ledger] == [1]
+    assert result.steps == 1 and [entry.lease_epoch for entry in other.ledger] == [1]
     assert failure.type == "TrainerRejectedError"
     assert "loss support.losses:blocking: it hasn't returned within 1 s" in failure.message
 

@@ -88,7 +88,7 @@ async def test_a_redo_uses_the_recorded_advantages(start: Start):
     # Step 1 was replayed and step 2 run again: neither asked the function, nor scored, again.
     assert prepare.rows == [[0], [1], [2]]
     assert run.trainer.count("forward ") == 3
-    assert [entry.epoch for entry in run.ledger] == [1, 2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2]
     sent = [datums[0].advantages[0] for datums in run.trainer.datums]
     assert sent == [1.0, 2.0, 1.0, 2.0, 3.0]
 
@@ -109,7 +109,7 @@ async def test_a_session_lost_while_it_scores_is_replaced_whatever_the_function_
     await run.result()
 
     assert prepare.rows == [[0], [0]]
-    assert [entry.epoch for entry in run.ledger] == [2]
+    assert [entry.lease_epoch for entry in run.ledger] == [2]
 
 
 async def test_a_batch_without_any_advantage_is_a_step_without_update(start: Start):
@@ -186,7 +186,7 @@ async def test_a_run_has_one_loop_for_all_its_leases_until_it_is_over(
     run = await start(Script(equal, prepare=prepare), rows=2)
     run.trainer.fail_once("optim_step", LOST)
     await run.result()
-    assert [entry.epoch for entry in run.ledger] == [2, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [2, 2]
     first, *others = threads
     assert others and all(thread is first for thread in others)
     assert first.is_alive()

@@ -170,6 +170,6 @@ async def test_a_reset_lease_is_lost(
     await run.until(lease_epoch=2)
     gate.open()
     await run.result()
-    assert [entry.epoch for entry in run.ledger] == [2]
+    assert [entry.lease_epoch for entry in run.ledger] == [2]
     await until(lambda: run.trainer.count("open") == run.trainer.count("close"))
     assert run.trainer.count("optim_step") == 1

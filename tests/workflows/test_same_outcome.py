@@ -49,7 +49,7 @@ class Ordered:
 
     async def play(self, draw: Draw) -> RolloutRun | None:
         await self.gates[draw.row].passed()
-        if draw.place == (1, 0) and draw.tries == 0:
+        if draw.place == (1, 0) and draw.retry == 0:
             return None
         sample = RolloutSample(
             tokens=[1, 2 + draw.row, 3 + draw.completion],

@@ -69,7 +69,7 @@ async def test_a_run_trains_every_row_once_and_leaves_its_record(start: Start):
     assert (result.stopped, result.checkpoint) == (False, "scripted/state-2")
     assert [entry.step for entry in run.ledger] == [1, 2]
     assert run.trained == ["0", "1", "2", "3"]
-    assert all(entry.updated and entry.epoch == 1 for entry in run.ledger)
+    assert all(entry.updated and entry.lease_epoch == 1 for entry in run.ledger)
     assert [group.outcome for group in run.groups] == ["accepted"] * 4
     status = await run.status()
     assert (status.phase, status.step, status.rows_resolved) == ("completed", 2, 4)

@@ -104,7 +104,7 @@ async def test_a_stop_that_drains_also_waits_for_a_group_that_is_rebuilt(start: 
     gate = Gate()
 
     async def play(draw: Draw) -> float | None:
-        if draw.row == 1 and draw.tries == 0:
+        if draw.row == 1 and draw.retry == 0:
             await gate.passed()
             return None
         return draw.completion
@@ -321,7 +321,7 @@ async def test_a_stop_that_drains_waits_for_no_row_that_nobody_begins_again(
     async def play(draw: Draw) -> float | None:
         if draw.row == 1:
             await gate.passed()
-            return None if draw.tries == 0 else draw.completion
+            return None if draw.retry == 0 else draw.completion
         if held and draw.row == 2:
             raise KeyError("tool")
         return draw.completion
@@ -372,7 +372,7 @@ async def test_a_resume_while_the_run_ends_begins_no_row_again(start: Start):
     saving.open()
     result = await run.result()
     assert (result.stopped, result.steps, result.checkpoint) == (True, 1, "scripted/state-1")
-    assert [draw.tries for draw in run.script.draws(1)] == [0, 0]
+    assert [draw.retry for draw in run.script.draws(1)] == [0, 0]
 
 
 @pytest.mark.parametrize("over", ["sandboxes of rollouts", "job and deployment"])

@@ -10,7 +10,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 
 from activities import liveness, trainer
-from activities.messages import RunLife
+from activities.messages import RunIncarnation
 from activities.reconciliation import ReconciliationActivities
 from everburn.records.run_folder import OWNER_KEY
 from everburn.records.verification import check_records
@@ -53,37 +53,37 @@ async def test_nothing_that_a_terminated_run_has_started_goes_on(start: Start, f
     assert len(run.script.begun) == 5, "nothing is begun again"
 
 
-async def test_a_session_of_a_former_life_is_given_back(start: Start):
+async def test_a_session_of_a_former_incarnation_is_given_back(start: Start):
     """The run was terminated and resumed before its holder looked: it is open, and not the one."""
     run = await start(Script(never), rows=1)
     await until(lambda: len(run.script.begun) == 2)
     owner = run.store.get_json(OWNER_KEY)
-    run.store.put_json(OWNER_KEY, owner | {"chain": "another", "life": 1})
+    run.store.put_json(OWNER_KEY, owner | {"first_execution_id": "another", "incarnation": 1})
     await run.trainer.reached("close")
 
 
-async def test_a_session_that_a_former_life_has_asked_for_is_not_kept(start: Start):
+async def test_a_session_that_a_former_incarnation_has_asked_for_is_not_kept(start: Start):
     """It opens after the run has begun again; and none is opened that is asked for later."""
     script = Script(never)
     opening = script.trainer.hold("open")
     run = await start(script, rows=1)
     await run.trainer.reached("open")
-    run.store.put_json(OWNER_KEY, run.store.get_json(OWNER_KEY) | {"life": 1})
+    run.store.put_json(OWNER_KEY, run.store.get_json(OWNER_KEY) | {"incarnation": 1})
     opening.open()
     await run.trainer.reached("close")
     assert (await run.failure()).message == f"run {run.id} has no use for lease 2 any more"
     assert run.trainer.count("open") == 1
 
 
-async def test_what_a_former_life_has_begun_ends_while_the_run_goes_on(
+async def test_what_a_former_incarnation_has_begun_ends_while_the_run_goes_on(
     start: Start, farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """Rollouts and an evaluation, and none of it is told to the life that goes on."""
+    """Rollouts and an evaluation, and none of it is reported to the incarnation that continues."""
     gate = Gate()
     evaluations: list[int] = []
 
     async def play(draw: Draw) -> float:
-        await (gate if draw.tries else Gate()).passed()
+        await (gate if draw.retry else Gate()).passed()
         return draw.completion
 
     async def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
@@ -104,14 +104,14 @@ async def test_what_a_former_life_has_begun_ends_while_the_run_goes_on(
         await until(partial(is_closed, child), partial(str, name))
     gate.open()
     result = await run.result()
-    assert {draw.tries for draw in run.script.cancelled} == {0}
-    assert run.trained == ["0.1000"]
+    assert {draw.retry for draw in run.script.cancelled} == {0}
+    assert run.trained == ["0i1"]
     assert result.evaluations[0]["eval/skill"] == 2
     assert (await run.status()).notes == []
 
 
-async def test_a_group_of_a_former_life_leaves_no_outcome(start: Start, farm: Farm):
-    """Its dynamic filter took its time. The row has an outcome in the life that goes on."""
+async def test_a_group_of_a_former_incarnation_leaves_no_outcome(start: Start, farm: Farm):
+    """Its dynamic filter took its time. The row has an outcome in the next incarnation."""
     judging, judged = threading.Event(), threading.Event()
 
     def keep(group: Any) -> bool:
@@ -130,18 +130,20 @@ async def test_a_group_of_a_former_life_leaves_no_outcome(start: Start, farm: Fa
     await until(partial(is_closed, child))
     optimizer.open()
     await run.result()
-    assert [(group.key.text, group.outcome) for group in run.groups] == [("0.1000", "accepted")]
+    assert [(group.key.text, group.outcome) for group in run.groups] == [("0i1", "accepted")]
     check_records(run.ref)
 
 
-@pytest.mark.parametrize("taken", [{"life": 1}, {"chain": "another"}], ids=["after", "before"])
-async def test_a_former_life_is_known_also_before_the_next_has_the_folder(
+@pytest.mark.parametrize(
+    "taken", [{"incarnation": 1}, {"first_execution_id": "another"}], ids=["after", "before"]
+)
+async def test_a_former_incarnation_is_known_also_before_the_next_has_the_folder(
     start: Start, farm: Farm, taken
 ):
     """after: the run has begun again, and owns its folder. before: the folder isn't its own yet."""
     run = await start(Script(never), rows=1)
     await until(lambda: len(run.script.begun) == 2)
-    former = RunLife(run=run.ref, life=0)
+    former = RunIncarnation(run=run.ref, incarnation=0)
     assert await ReconciliationActivities(farm.client).run_is_open(former)
     run.store.put_json(OWNER_KEY, run.store.get_json(OWNER_KEY) | taken)
     assert not await ReconciliationActivities(farm.client).run_is_open(former)

@@ -62,7 +62,7 @@ async def test_a_run_changes_over_to_a_new_build_between_two_steps(
         result = await run.result()
         assert (result.steps, result.rows) == (rows, rows)
         assert sorted(run.trained) == [str(row) for row in range(rows)]
-        assert {entry.epoch for entry in run.ledger} == {1, 2}
+        assert {entry.lease_epoch for entry in run.ledger} == {1, 2}
         await replay(await run_histories(client, run.id, run.first_execution), new.plugins)
 
 

@@ -47,7 +47,7 @@ async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm:
     """What it had finished isn't sampled again."""
 
     async def play(draw: Draw) -> float:
-        if draw.completion == 1 and draw.tries == 0:
+        if draw.completion == 1 and draw.retry == 0:
             await Gate().passed()
         return await spread(draw)
 
@@ -113,7 +113,7 @@ async def test_a_group_that_died_is_found_while_others_move(
     monkeypatch.setattr(train_run, "MAX_HISTORY", 200)
 
     async def play(draw: Draw) -> float:
-        if draw.row == 0 and draw.tries == 0:
+        if draw.row == 0 and draw.retry == 0:
             await Gate().passed()
         return await spread(draw)
 
@@ -145,7 +145,7 @@ async def test_a_terminated_lease_is_replaced(
     await run.until(lease_epoch=2)
     gate.open()
     await run.result()
-    assert [entry.epoch for entry in run.ledger] == [1, 2]
+    assert [entry.lease_epoch for entry in run.ledger] == [1, 2]
 
 
 async def test_a_terminated_evaluation_is_not_waited_for(start_tuned: Start, tunable_farm: Farm):

@@ -150,10 +150,10 @@ async def look_up(server: Server, run: RunRef) -> Known | None:
     if found is None:
         return None
     owner = await asyncio.to_thread(find_owner, ArtifactStore.of(run))
-    chain = found.raw_description.workflow_execution_info.first_run_id
+    first = found.raw_description.workflow_execution_info.first_run_id
     return Known(
         open=found.status == WorkflowExecutionStatus.RUNNING,
-        own=owner is not None and owner.chain == chain,
+        own=owner is not None and owner.first_execution_id == first,
     )
 
 

@@ -74,11 +74,13 @@ class Evaluation:
                 shard.cancel()
             raise
 
-    async def _function(self, tries: int) -> EvaluationSummary:
+    async def _function(self, retry: int) -> EvaluationSummary:
         order = self._order
         summary: EvaluationSummary = await workflow.execute_activity_method(
             RolloutContract.evaluate_function,
-            EvaluateFunction(run=order.run, life=order.life, version=order.version, tries=tries),
+            EvaluateFunction(
+                run=order.run, incarnation=order.incarnation, version=order.version, retry=retry
+            ),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=timedelta(seconds=order.timeout),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
@@ -92,17 +94,17 @@ class Evaluation:
         start = shard * SHARD_ROWS
         stop = min(start + SHARD_ROWS, order.rows)
 
-        async def evaluate(tries: int) -> None:
+        async def evaluate(retry: int) -> None:
             await workflow.execute_activity_method(
                 RolloutContract.evaluate_shard,
                 ShardOrder(
                     run=order.run,
-                    life=order.life,
+                    incarnation=order.incarnation,
                     version=order.version,
                     shard=shard,
                     start=start,
                     stop=stop,
-                    tries=tries,
+                    retry=retry,
                 ),
                 task_queue=ROLLOUT_QUEUE,
                 start_to_close_timeout=timedelta(seconds=order.timeout),
@@ -163,7 +165,7 @@ class Evaluation:
             workflow.upsert_search_attributes([REWARD.value_set(metrics["eval/reward"])])
         report = EvaluationReport(
             version=order.version,
-            life=order.life,
+            incarnation=order.incarnation,
             metrics=metrics,
             error=error,
             failed=self._failed,

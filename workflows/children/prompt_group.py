@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 with workflow.unsafe.imports_passed_through():
     from activities.contracts import LOAD_TIMEOUT, ReconciliationContract, RolloutContract
     from activities.failure_types import message_of
-    from activities.messages import CompleteGroup, RolloutOrder, RunLife
+    from activities.messages import CompleteGroup, RolloutOrder, RunIncarnation
     from everburn.records.ids import GroupOutcome, GroupResult, RolloutOutcome
     from workflows.children.retries import ONCE, AttemptsUsedUpError, in_attempts
     from workflows.messages import ROLLOUT_FAILED, GroupOrder, GroupReport, Released
@@ -96,7 +96,7 @@ class PromptGroup:
             await workflow.sleep(wait, summary="does the run still exist?")
             is_open = await workflow.execute_activity_method(
                 ReconciliationContract.run_is_open,
-                RunLife(run=self._order.run, life=self._order.key.life),
+                RunIncarnation(run=self._order.run, incarnation=self._order.key.incarnation),
                 task_queue=ORCHESTRATOR_QUEUE,
                 start_to_close_timeout=timedelta(minutes=1),
                 summary="does the run still exist?",
@@ -111,7 +111,7 @@ class PromptGroup:
         failure is fatal and all are counted."""
         try:
             outcome = await in_attempts(
-                f"completion {completion}", lambda tries: self._rollout(completion, tries)
+                f"completion {completion}", lambda retry: self._rollout(completion, retry)
             )
         except AttemptsUsedUpError as used_up:
             outcome = self._failed(completion, message_of(used_up.error), ROLLOUT_FAILED)
@@ -133,7 +133,7 @@ class PromptGroup:
         share = MAX_ERRORS // self._order.completions
         return RolloutOutcome(completion=completion, status="failed", error=text[:share])
 
-    async def _rollout(self, completion: int, tries: int) -> RolloutOutcome:
+    async def _rollout(self, completion: int, retry: int) -> RolloutOutcome:
         order = self._order
         outcome: RolloutOutcome = await workflow.execute_activity_method(
             RolloutContract.rollout,
@@ -142,7 +142,7 @@ class PromptGroup:
                 group=order.key,
                 completion=completion,
                 version=order.version,
-                tries=tries,
+                retry=retry,
             ),
             task_queue=ROLLOUT_QUEUE,
             start_to_close_timeout=completion_limit(order.rollout_timeout),

@@ -57,7 +57,7 @@ async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
             kind = _kind(error)
             if kind == FailureKind.RECOVERABLE:
                 failures += 1
-            elif kind == FailureKind.WORKER_LOST:
+            elif kind == FailureKind.WORKER_FAILED:
                 worker_failures += 1
             elif kind == FailureKind.WORKER_UNFIT:
                 unfit += 1
@@ -69,7 +69,7 @@ async def in_attempts(what: str, begin: Callable[[int], Awaitable[T]]) -> T:
                 raise AttemptsUsedUpError(error) from error
             turn = failures + worker_failures + waits + math.ceil(unfit / TIMES_UNFIT)
             delay: float = BACKOFF[min(turn, len(BACKOFF)) - 1]
-            if kind == FailureKind.WORKER_LOST:
+            if kind == FailureKind.WORKER_FAILED:
                 # Random: what was lost together must not meet the row that kills its worker again.
                 spread = min(delay, LONGEST_AFTER_WORKER_FAILURE) * workflow.random().random()
                 delay = 0 if worker_failures == 1 else spread
@@ -92,5 +92,5 @@ def _kind(error: ActivityError) -> FailureKind | None:
     cause = error.cause
     if isinstance(cause, TimeoutError):
         is_lost = cause.type == TimeoutType.HEARTBEAT
-        return FailureKind.WORKER_LOST if is_lost else FailureKind.RECOVERABLE
+        return FailureKind.WORKER_FAILED if is_lost else FailureKind.RECOVERABLE
     return kind_of(cause)

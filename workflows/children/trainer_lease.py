@@ -1,4 +1,4 @@
-"""TrainerLease: the life of one trainer session, visible and detectable.
+"""TrainerLease: one trainer session from its opening to its end, visible and detectable.
 
 Acquires a session, reports it to the run, holds it until it is released or lost, and reports that
 too. Owns nothing of training: mutations go directly to the lease's own task queue.
@@ -20,7 +20,7 @@ from temporalio.workflow import ActivityCancellationType
 with workflow.unsafe.imports_passed_through():
     from activities.contracts import HolderContract, TrainerContract
     from activities.failure_types import FailureKind
-    from activities.messages import AcquireLease, LeaseGrant, LeaseRef
+    from activities.messages import LeaseGrant
     from workflows.children.provisioning import Provisioning, WaitIsLongError, clean_up
     from workflows.messages import LeaseEnded, LeaseGranted, LeaseOrder, LeaseWaiting
     from workflows.queues import TRAINER_QUEUE
@@ -42,7 +42,7 @@ class TrainerLease:
     @workflow.init
     def __init__(self, order: LeaseOrder) -> None:
         self._order = order
-        self._ref = LeaseRef(run=order.run, epoch=order.epoch)
+        self._lease = order.lease
         self._release = False
         self._orphaned = False
         """Whether the run was found to be gone."""
@@ -85,9 +85,11 @@ class TrainerLease:
             return True
 
         async def tell(text: str) -> None:
-            await self._signal("lease_waiting", LeaseWaiting(epoch=order.epoch, text=text))
+            incarnation, lease_epoch = order.lease.lease_key
+            waiting = LeaseWaiting(incarnation=incarnation, lease_epoch=lease_epoch, text=text)
+            await self._signal("lease_waiting", waiting)
 
-        provisioning = Provisioning(order.run, order.provisioning, tell)
+        provisioning = Provisioning(order.lease.run, order.provisioning, tell)
         try:
             return await provisioning.wait(lambda: self._release)
         except asyncio.CancelledError:
@@ -100,7 +102,7 @@ class TrainerLease:
     async def _clean_up_if_orphaned(self) -> None:
         """A run that is gone can't clean up itself."""
         if self._orphaned and self._order.provisioning is not None:
-            await clean_up(self._order.run, orphaned=True)
+            await clean_up(self._lease.run, orphaned=True)
 
     async def _acquire(self) -> LeaseGrant:
         """Open a session; returned even if the run has released the lease meanwhile.
@@ -111,13 +113,13 @@ class TrainerLease:
         acquiring = asyncio.ensure_future(
             workflow.execute_activity_method(
                 TrainerContract.acquire_lease,
-                AcquireLease(run=self._order.run, epoch=self._order.epoch),
+                self._lease,
                 task_queue=TRAINER_QUEUE,
                 start_to_close_timeout=ACQUIRE_TIMEOUT,
                 heartbeat_timeout=ACQUIRE_HEARTBEAT,
                 retry_policy=ACQUIRE_ATTEMPTS,
                 cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-                summary=f"lease {self._order.epoch} · acquire",
+                summary=f"lease {self._lease.lease_key.text} · acquire",
             )
         )
         await self._released_or(acquiring)
@@ -137,13 +139,13 @@ class TrainerLease:
         holding = asyncio.ensure_future(
             workflow.execute_activity_method(
                 HolderContract.hold_lease,
-                self._ref,
+                self._lease,
                 task_queue=grant.task_queue,
                 schedule_to_start_timeout=HOLDER_START,
                 start_to_close_timeout=HOLD_TIMEOUT,
                 heartbeat_timeout=HOLD_HEARTBEAT,
                 retry_policy=RetryPolicy(maximum_attempts=1),
-                summary=f"lease {grant.epoch} · held by {grant.holder} · {grant.session}",
+                summary=f"lease {grant.lease_key.text} · held by {grant.holder} · {grant.session}",
             )
         )
         await self._released_or(holding)
@@ -157,17 +159,19 @@ class TrainerLease:
         try:
             await workflow.execute_activity_method(
                 HolderContract.release_lease,
-                self._ref,
+                self._lease,
                 task_queue=grant.task_queue,
                 schedule_to_start_timeout=HOLDER_START,
                 start_to_close_timeout=timedelta(seconds=60),
                 retry_policy=RetryPolicy(maximum_attempts=1),
-                summary=f"lease {grant.epoch} · release",
+                summary=f"lease {grant.lease_key.text} · release",
             )
             await holding
         except ActivityError as error:
             # The holder died first; the service ends sessions without heartbeats.
-            workflow.logger.warning("lease %s wasn't released: %s", grant.epoch, error.cause)
+            workflow.logger.warning(
+                "lease %s wasn't released: %s", grant.lease_key.text, error.cause
+            )
 
     async def _tell_ended(self, error: BaseException | None) -> None:
         cause = error.cause if isinstance(error, ActivityError) else error
@@ -180,21 +184,18 @@ class TrainerLease:
             kind, text = cause.type, cause.message
         elif cause is not None:
             kind, text = FailureKind.TRAINER_STATE_LOST, str(cause)
-        await asyncio.shield(
-            asyncio.create_task(
-                self._signal(
-                    "lease_ended",
-                    LeaseEnded(epoch=self._order.epoch, error=text, error_type=kind),
-                )
-            )
+        incarnation, lease_epoch = self._lease.lease_key
+        ended = LeaseEnded(
+            incarnation=incarnation, lease_epoch=lease_epoch, error=text, error_type=kind
         )
+        await asyncio.shield(asyncio.create_task(self._signal("lease_ended", ended)))
 
     async def _signal(self, name: str, message: LeaseWaiting | LeaseGranted | LeaseEnded) -> None:
         try:
-            await workflow.get_external_workflow_handle(self._order.run.id).signal(name, message)
+            await workflow.get_external_workflow_handle(self._lease.run.id).signal(name, message)
         except ApplicationError as error:
             # The run is gone, and its session of no use.
-            workflow.logger.info("run %s can't be reached: %s", self._order.run.id, error)
+            workflow.logger.info("run %s can't be reached: %s", self._lease.run.id, error)
             self._release = self._orphaned = True
 
 

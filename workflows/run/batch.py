@@ -52,7 +52,7 @@ class OpenBatch:
         """Submit every group of the batch as soon as it is ready, until all are submitted.
 
         Raises:
-            LeaseLostError, ActivityError, ApplicationError: as OptimizerStep.run.
+            LeaseFailedError, ActivityError, ApplicationError: as OptimizerStep.run.
         """
         state, producer = self._state, self._state.producer
         while True:
@@ -91,8 +91,8 @@ class OpenBatch:
         lease's holder has them, and sends nothing twice."""
         self._enter("training", "gradients")
         earlier = [
-            asyncio.create_task(self._forward_backward(index, groups))
-            for index, groups in enumerate(self._state.step.sent.submissions)
+            asyncio.create_task(self._forward_backward(submission, groups))
+            for submission, groups in enumerate(self._state.step.sent.submissions)
         ]
         self._pending = [*earlier, *self._pending]
         try:
@@ -107,7 +107,7 @@ class OpenBatch:
 
     def _can_continue(self) -> bool:
         state = self._state
-        interrupted = state.fatal is not None or self._parts.trainer.lost or state.stopping
+        interrupted = state.fatal is not None or self._parts.trainer.ended or state.stopping
         interrupted = interrupted or state.checkpoints.requested or self._refusal() is not None
         done = state.producer.rows_done or state.producer.batch_sealed
         return interrupted or done or self._ready() or self._is_long()
@@ -147,33 +147,33 @@ class OpenBatch:
         if not trained:
             return
         groups = in_order(trained)
-        submission = asyncio.create_task(self._timed_submission(self.submission_count, groups))
+        task = asyncio.create_task(self._timed_submission(self.submission_count, groups))
         # A step that ends with its lease doesn't await what is pending.
-        submission.add_done_callback(consume_error)
+        task.add_done_callback(consume_error)
         self._submissions.append(groups)
-        self._pending.append(submission)
+        self._pending.append(task)
 
-    async def _timed_submission(self, index: int, groups: list[GroupKey]) -> Submitted:
+    async def _timed_submission(self, submission: int, groups: list[GroupKey]) -> Submitted:
         with self.trainer_time.measured():
-            return await self._forward_backward(index, groups)
+            return await self._forward_backward(submission, groups)
 
-    async def _forward_backward(self, index: int, groups: list[GroupKey]) -> Submitted:
+    async def _forward_backward(self, submission: int, groups: list[GroupKey]) -> Submitted:
         order = SubmitGroups(
             lease=self._parts.trainer.ref,
             step=self._step,
-            part=index,
+            submission=submission,
             groups=groups,
             prepared=self.prepared,
         )
         result: Submitted = await self._parts.trainer.run(
             LeaseContract.forward_backward,
             order,
-            f"step {self._step} · submission {index} · {_rows(groups)}",
+            f"step {self._step} · submission {submission} · {_rows(groups)}",
         )
         return result
 
     def _sending(self) -> bool:
-        return not self._parts.trainer.lost and any(not task.done() for task in self._pending)
+        return not self._parts.trainer.ended and any(not task.done() for task in self._pending)
 
     def _carry(self) -> None:
         """Leave what was sent to the next execution."""

@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.contracts import LeaseContract
     from activities.failure_types import message_of
     from activities.messages import SaveCheckpoint, Saved
-    from workflows.run.session import LeaseLostError, TrainerSession
+    from workflows.run.session import LeaseFailedError, TrainerSession
     from workflows.run.state import RunState, SaveAttempts
 
 SAVE_ATTEMPTS = 2
@@ -29,7 +29,7 @@ class Checkpoints:
         the failed one may have left something under its own.
 
         Raises:
-            LeaseLostError, ActivityError
+            LeaseFailedError, ActivityError
         """
         attempt = self._next_attempt(step)
         name = f"state-{step}" if attempt == 1 else f"state-{step}-try-{attempt}"
@@ -47,7 +47,7 @@ class Checkpoints:
         """Save the last committed step, whose record is already written.
 
         Raises:
-            LeaseLostError, ActivityError
+            LeaseFailedError, ActivityError
         """
         step = self._run.step.committed
         saved = await self.save(step)
@@ -59,7 +59,7 @@ class Checkpoints:
         """Save the last committed step for a person, unless it is saved.
 
         Raises:
-            LeaseLostError
+            LeaseFailedError
         """
         error = None
         try:
@@ -67,7 +67,7 @@ class Checkpoints:
                 await self.save_committed()
         except ActivityError as failure:
             error = message_of(failure)
-        except LeaseLostError:
+        except LeaseFailedError:
             self._state.answer("the trainer was lost meanwhile; ask again")
             raise
         self._state.answer(error)
@@ -75,7 +75,7 @@ class Checkpoints:
     async def save_periodic(self, step: int) -> Saved | None:
         """Save a published step that isn't committed yet; None if that failed.
 
-        A lease that is lost meanwhile doesn't undo the step, whose version already serves: the
+        A lease that fails meanwhile doesn't undo the step, whose version already serves: the
         step is committed, and the next one begins with a recovery.
         """
         for attempt in range(1, SAVE_ATTEMPTS + 1):
@@ -84,7 +84,7 @@ class Checkpoints:
             except ActivityError as error:
                 text = f"checkpoint of step {step}, attempt {attempt}: {message_of(error)}"
                 self._run.note(text)
-            except LeaseLostError as error:
+            except LeaseFailedError as error:
                 await self._trainer.abandon(error)
                 return None
         return None

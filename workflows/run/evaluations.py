@@ -14,6 +14,7 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
+    from everburn.records.ids import incarnation_suffix
     from workflows.children.evaluation import Evaluation
     from workflows.messages import ROLLOUT_FAILED, EvaluationOrder, EvaluationReport, RolloutsFailed
     from workflows.run.live_config import LiveConfig
@@ -56,8 +57,7 @@ class Evaluations:
         return None if version in (self._unstarted, self._reported) else self.workflow_id
 
     def _workflow_id(self, version: int) -> str:
-        incarnation = f".{self._run.incarnation}" if self._run.incarnation else ""
-        return f"{self._run.run.id}/eval-{version}{incarnation}"
+        return f"{self._run.run.id}/eval-{version}{incarnation_suffix(self._run.incarnation)}"
 
     async def start_first(self, version: int) -> None:
         """Evaluate the policy that the run begins with, if `initial_evaluation` is set."""
@@ -77,7 +77,7 @@ class Evaluations:
             timeout=self._live.config.evaluation_timeout,
             search_attributes=self._run.search_attributes,
             count_failures=self._live.config.on_any_rollout_failure == "fail",
-            life=self._run.incarnation,
+            incarnation=self._run.incarnation,
         )
         try:
             await workflow.start_child_workflow(
@@ -99,7 +99,7 @@ class Evaluations:
         nothing."""
         state = self._state
         known = report.version != state.running or report.version == self._reported
-        if known or report.life != self._run.incarnation:
+        if known or report.incarnation != self._run.incarnation:
             return
         self._reported = report.version
         if report.error is not None:

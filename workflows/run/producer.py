@@ -68,7 +68,7 @@ class Producer:
     def groups_out(self) -> list[GroupKey]:
         """The groups in flight whose workflows have been started."""
         out = self._state.out.items()
-        return [GroupKey(cursor=c, attempt=o.attempt) for c, o in out if c not in self._unstarted]
+        return [self._key(c, o.attempt) for c, o in out if c not in self._unstarted]
 
     @property
     def has_closed(self) -> bool:
@@ -229,7 +229,7 @@ class Producer:
     def cancel_all(self) -> None:
         """Cancel all groups in flight; each reports."""
         for cursor, out in self._state.out.items():
-            key = GroupKey(cursor=cursor, attempt=out.attempt)
+            key = self._key(cursor, out.attempt)
             self._track(self._cancel(key))
 
     def publish(self) -> None:
@@ -278,13 +278,15 @@ class Producer:
 
     def _launch(self, cursor: int, version: int) -> None:
         history = self._state.histories.get(cursor)
-        attempt = history.attempts if history else self._state.first_attempt
-        key = GroupKey(cursor=cursor, attempt=attempt)
+        key = self._key(cursor, history.attempts if history else 0)
         if history is not None:
             history.attempts += 1
         self._state.out[cursor] = GroupOut(attempt=key.attempt, version=version)
         self._unstarted.add(cursor)
         self._track(self._start_group(key, version))
+
+    def _key(self, cursor: int, attempt: int) -> GroupKey:
+        return GroupKey(cursor=cursor, attempt=attempt, incarnation=self._run.incarnation)
 
     def _track(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -354,7 +356,7 @@ class Producer:
 
     def _out(self, key: GroupKey) -> GroupOut | None:
         out = self._state.out.get(key.cursor)
-        return out if out is not None and out.attempt == key.attempt else None
+        return out if out is not None and key == self._key(key.cursor, out.attempt) else None
 
     def _leave(self, key: GroupKey) -> None:
         """The group has ended, and with it the calls that it hasn't released."""

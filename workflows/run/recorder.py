@@ -68,12 +68,12 @@ class Recorder:
         Raises:
             ActivityError: it can't be written now, or ever.
         """
-        # Only the first execution of a chain gets here; a reset one has an id of its own.
+        # Only the first execution of an incarnation gets here; a reset one has an id of its own.
         run = self._run
         order = CreateRun(
             run=run.run,
             config=config,
-            owner=Owner(chain=workflow.info().run_id, life=run.incarnation),
+            owner=Owner(first_execution_id=workflow.info().run_id, incarnation=run.incarnation),
             at=workflow.time(),
             step=run.step.committed,
         )
@@ -109,7 +109,7 @@ class Recorder:
             command = Command(
                 at=at,
                 text=text,
-                life=run.incarnation,
+                incarnation=run.incarnation,
                 number=state.next_command,
                 step=step,
                 changes=changes or {},

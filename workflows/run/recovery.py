@@ -1,8 +1,8 @@
-"""Recovery: from a lost trainer session back to the state after the last committed step.
+"""Recovery: from a failed lease back to the state after the last committed step.
 
 Owns the sequence: a new lease, the newest checkpoint that loads, the ledger's steps since, the
 publications that rollouts need. No rollout is sampled again; the interrupted step runs again from
-the groups in the queue. Doesn't own how a lost lease is detected (session.py).
+the groups in the queue. Doesn't own how a failed lease is detected (session.py).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LoadCheckpoint, Publish, Published, ReplayStep
     from everburn.records.ids import group_ranges
     from workflows.run.parts import RunParts
-    from workflows.run.session import LeaseLostError
+    from workflows.run.session import LeaseFailedError
     from workflows.run.state import Fatal, LeaseFailures
 
 SAME_ANSWERS = 3
@@ -58,7 +58,7 @@ class Recovery:
         self._impatient = False
         """Whether a stopped run has waited for a session for STOP_PATIENCE."""
 
-    async def recover(self, failure: LeaseLostError) -> bool:
+    async def recover(self, failure: LeaseFailedError) -> bool:
         """Restore the trainer; if that can't be done, set the run's fatal error.
 
         Admission is closed until weights and version are live again. Returns false if the run was
@@ -74,7 +74,7 @@ class Recovery:
         self._state.seconds += workflow.time() - started
         return restored and not await self._producer.settle_fatal()
 
-    async def restore(self, failure: LeaseLostError) -> bool:
+    async def restore(self, failure: LeaseFailedError) -> bool:
         """Bring a trainer to the state after the last committed step; false if that was stopped."""
         self._producer.open = False
         patience = asyncio.create_task(self._lose_patience())
@@ -91,19 +91,19 @@ class Recovery:
             self._producer.start()
         return True
 
-    async def _until_restored(self, failure: LeaseLostError) -> _End:
+    async def _until_restored(self, failure: LeaseFailedError) -> _End:
         """Try new leases until one is restored, the step is suspect, or none is needed."""
         attempts = 0
         await self._trainer.abandon(failure)
         while not self._unwanted():
             if self.suspects_step(failure) or self.takes_for_fatal(failure):
                 return "suspect"
-            self._run.enter(f"recovering from a lost lease ({failure})")
+            self._run.enter(f"recovering from a failed lease ({failure})")
             try:
                 await self.pause()
                 await self._restore()
                 return "restored"
-            except LeaseLostError as error:
+            except LeaseFailedError as error:
                 # Its weights may be those of no step.
                 await self._trainer.abandon(error)
                 failure = error
@@ -117,7 +117,7 @@ class Recovery:
         self._note_left_out()
         return "unwanted"
 
-    def count(self, failure: LeaseLostError, *, recovering: bool = False) -> None:
+    def count(self, failure: LeaseFailedError, *, recovering: bool = False) -> None:
         """Count a failed lease, unless no operation was in flight and the run only collected,
         paused or evaluated."""
         answered = failure.kind in (FailureKind.TRAINER_FAILED, NO_CHECKPOINT)
@@ -180,7 +180,7 @@ class Recovery:
         await workflow.sleep(STOP_PATIENCE, summary="stopped, and no session to save in")
         self._impatient = True
 
-    def suspects_step(self, failure: LeaseLostError) -> bool:
+    def suspects_step(self, failure: LeaseFailedError) -> bool:
         """Whether the step is suspected of ending its leases, which is the run's fatal error.
         Counting then starts at zero."""
         failures = self._failures
@@ -209,7 +209,7 @@ class Recovery:
         rows = group_ranges(group.key for group in run.producer.queue.batch)
         return f"step {run.step.committed + 1} (rows {rows})"
 
-    def takes_for_fatal(self, failure: LeaseLostError) -> bool:
+    def takes_for_fatal(self, failure: LeaseFailedError) -> bool:
         """Whether no other lease is available before a person has fixed the cause, which is then
         the run's fatal error."""
         if failure.kind not in NO_OTHER_LEASE:
@@ -258,7 +258,7 @@ class Recovery:
             except ActivityError as error:
                 cause = message_of(error)
                 run.note(f"{checkpoint.path} doesn't load, an older one is tried: {cause}")
-        raise LeaseLostError("no checkpoint of the run can be loaded", NO_CHECKPOINT)
+        raise LeaseFailedError("no checkpoint of the run can be loaded", NO_CHECKPOINT)
 
     async def _replay(self, step: int) -> None:
         self._run.wait_for(f"the replay of step {step} of {self._run.step.committed}")

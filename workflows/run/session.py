@@ -1,6 +1,6 @@
 """The run's side of a lease: requesting it, working under it, detecting its end, releasing it.
 
-Every mutation goes through `run`, which ends with LeaseLostError as soon as the lease is known to
+Every mutation goes through `run`, which ends with LeaseFailedError as soon as the lease is known to
 be lost, whatever the mutation itself does. Doesn't own which mutations are made when.
 """
 
@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.failure_types import LEASE_CLOSED, FailureKind
     from activities.messages import LeaseRef
     from everburn.config import RunConfig
+    from everburn.records.ids import LeaseKey
     from workflows.children.trainer_lease import TrainerLease
     from workflows.messages import (
         LeaseEnded,
@@ -41,7 +42,7 @@ PICK_UP_TIMEOUT = timedelta(seconds=30)
 RELEASE_TIMEOUT = timedelta(seconds=60)
 
 
-class LeaseLostError(Exception):
+class LeaseFailedError(Exception):
     """The lease ended, or is in doubt."""
 
     def __init__(self, message: str, kind: str) -> None:
@@ -64,10 +65,11 @@ class TrainerSession:
 
     @property
     def ref(self) -> LeaseRef:
-        return LeaseRef(run=self._run.run, epoch=self._state.lease_epoch)
+        incarnation, lease_epoch = self._run.lease_key
+        return LeaseRef(run=self._run.run, incarnation=incarnation, lease_epoch=lease_epoch)
 
     @property
-    def lost(self) -> bool:
+    def ended(self) -> bool:
         return self._state.end is not None
 
     @property
@@ -81,39 +83,39 @@ class TrainerSession:
         unwanted: whether the run doesn't need a session any more.
 
         Raises:
-            LeaseLostError: no session was available, or none is wanted.
+            LeaseFailedError: no session was available, or none is wanted.
         """
         state = self._state
         state.lease_epoch += 1
         state.grant, state.end = None, None
         self._starting = True
         self._interrupted = False
-        lease_epoch = state.lease_epoch
+        lease = self._run.lease_key
         try:
             child = await workflow.start_child_workflow(
                 TrainerLease.run,
-                LeaseOrder(run=self._run.run, epoch=lease_epoch, provisioning=self._provisioning),
+                LeaseOrder(lease=self.ref, provisioning=self._provisioning),
                 id=self.workflow_id,
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                static_summary=f"trainer lease, epoch {lease_epoch}",
+                static_summary=f"trainer lease {lease.text}",
             )
         finally:
             self._starting = False
-        child.add_done_callback(lambda task: self._on_child_closed(lease_epoch, task))
-        await workflow.wait_condition(lambda: self.granted or self.lost or unwanted())
-        if not self.granted and not self.lost:
-            await self.abandon(LeaseLostError("no session is wanted any more", "Unwanted"))
+        child.add_done_callback(lambda task: self._on_child_closed(lease, task))
+        await workflow.wait_condition(lambda: self.granted or self.ended or unwanted())
+        if not self.granted and not self.ended:
+            await self.abandon(LeaseFailedError("no session is wanted any more", "Unwanted"))
         self.check()
 
     def on_waiting(self, message: LeaseWaiting) -> None:
-        if message.epoch == self._state.lease_epoch and not self.granted:
+        if message.lease_key == self._run.lease_key and not self.granted:
             self._run.wait_for(message.text)
 
     def on_granted(self, message: LeaseGranted) -> None:
-        """Take the session. A lease has one session, whatever else is granted under its epoch."""
+        """Take the session. A lease has one session, whatever else is granted to it."""
         state, grant = self._state, message.grant
-        if grant.epoch != state.lease_epoch or grant == state.grant:
+        if grant.lease_key != self._run.lease_key or grant == state.grant:
             return
         if state.grant is None:
             state.grant = grant
@@ -125,13 +127,13 @@ class TrainerSession:
 
     def on_ended(self, message: LeaseEnded) -> None:
         """The first reason stays: the run may have acted on it already."""
-        if message.epoch == self._state.lease_epoch:
+        if message.lease_key == self._run.lease_key:
             self._state.end = self._state.end or message
 
-    def _on_child_closed(self, lease_epoch: int, child: "asyncio.Task[None]") -> None:
+    def _on_child_closed(self, lease: LeaseKey, child: "asyncio.Task[None]") -> None:
         """A lease's workflow that was terminated, or has failed, doesn't report."""
         failed = child.cancelled() or child.exception() is not None
-        if failed and lease_epoch == self._state.lease_epoch:
+        if failed and lease == self._run.lease_key:
             self.on_closed()
 
     def on_closed(self) -> None:
@@ -139,8 +141,9 @@ class TrainerSession:
         self._end("the lease's workflow was ended")
 
     def _end(self, error: str, kind: str = FailureKind.TRAINER_STATE_LOST) -> None:
+        incarnation, lease_epoch = self._run.lease_key
         self._state.end = self._state.end or LeaseEnded(
-            epoch=self._state.lease_epoch, error=error, error_type=kind
+            incarnation=incarnation, lease_epoch=lease_epoch, error=error, error_type=kind
         )
 
     def retry_later(self) -> None:
@@ -152,17 +155,17 @@ class TrainerSession:
             )
 
     def check(self) -> None:
-        """Raise LeaseLostError if the lease is known to have ended."""
+        """Raise LeaseFailedError if the lease is known to have ended."""
         end = self._state.end
         if end is not None:
-            raise LeaseLostError(
+            raise LeaseFailedError(
                 end.error or "the lease ended", end.error_type or FailureKind.TRAINER_STATE_LOST
             )
 
     @property
     def interrupted(self) -> bool:
         """Whether the current lease failed while an operation of the step was in flight."""
-        return self._interrupted or (self.lost and self._in_flight > 0)
+        return self._interrupted or (self.ended and self._in_flight > 0)
 
     async def run(
         self,
@@ -177,7 +180,7 @@ class TrainerSession:
         counts: whether a lease that fails meanwhile makes the step suspect; false in a recovery.
 
         Raises:
-            LeaseLostError: the lease ended, or the mutation's result is in doubt, for the trainer
+            LeaseFailedError: the lease ended, or the mutation's result is in doubt, for the trainer
                 or for the run's folder.
             ActivityError: the request was refused, and the trainer's state is untouched.
         """
@@ -188,7 +191,7 @@ class TrainerSession:
             self.check()
             if self._state.grant is not grant:
                 # The run requested another session meanwhile.
-                raise LeaseLostError("the lease ended", FailureKind.TRAINER_STATE_LOST)
+                raise LeaseFailedError("the lease ended", FailureKind.TRAINER_STATE_LOST)
             mutation = asyncio.ensure_future(
                 workflow.execute_activity_method(
                     activity,
@@ -203,11 +206,11 @@ class TrainerSession:
             )
             self._in_flight += counts
             try:
-                await workflow.wait_condition(lambda: mutation.done() or self.lost)
+                await workflow.wait_condition(lambda: mutation.done() or self.ended)
             finally:
                 self._in_flight -= counts
         if not mutation.done():
-            self._interrupt(grant.epoch, counts)
+            self._interrupt(grant.lease_key, counts)
             mutation.add_done_callback(consume_error)
             mutation.cancel()
             self.check()
@@ -216,28 +219,27 @@ class TrainerSession:
         except ActivityError as error:
             if _is_refused(error.cause):
                 raise
-            self._interrupt(grant.epoch, counts and not _never_started(error.cause))
-            raise _lost_by(error.cause) from error
+            self._interrupt(grant.lease_key, counts and not _never_started(error.cause))
+            raise _failure_of(error.cause) from error
 
-    def _interrupt(self, lease_epoch: int, in_flight: bool) -> None:
-        if lease_epoch == self._state.lease_epoch:
+    def _interrupt(self, lease: LeaseKey, in_flight: bool) -> None:
+        if lease == self._run.lease_key:
             self._interrupted = self._interrupted or in_flight
 
     async def release(self) -> None:
         """Release the session; waits until that is done, for RELEASE_TIMEOUT at most."""
-        state = self._state
-        if state.lease_epoch == 0 or self.lost:
+        if self._state.lease_epoch == 0 or self.ended:
             return
         try:
             await workflow.get_external_workflow_handle(self.workflow_id).signal("release")
-            await workflow.wait_condition(lambda: self.lost, timeout=RELEASE_TIMEOUT)
+            await workflow.wait_condition(lambda: self.ended, timeout=RELEASE_TIMEOUT)
         except (ApplicationError, builtins.TimeoutError) as error:
-            workflow.logger.warning("lease %s wasn't released: %s", state.lease_epoch, error)
+            workflow.logger.warning("lease %s wasn't released: %s", self._run.lease_key.text, error)
 
-    async def abandon(self, error: LeaseLostError) -> None:
+    async def abandon(self, error: LeaseFailedError) -> None:
         """The lease is in doubt: the run sends it nothing more. Its holder, if it still lives, may
         close the session."""
-        if self._state.lease_epoch == 0 or self.lost:
+        if self._state.lease_epoch == 0 or self.ended:
             return
         self._end(str(error), error.kind)
         with contextlib.suppress(ApplicationError):
@@ -245,12 +247,12 @@ class TrainerSession:
 
     @property
     def workflow_id(self) -> str:
-        return f"{self._run.run.id}/lease-{self._state.lease_epoch}"
+        return f"{self._run.run.id}/lease-{self._run.lease_key.text}"
 
     @property
     def awaited_id(self) -> str | None:
         """Of the lease in force: a check must find its workflow running."""
-        missing = self._state.lease_epoch == 0 or self.lost or self._starting
+        missing = self._state.lease_epoch == 0 or self.ended or self._starting
         return None if missing else self.workflow_id
 
 
@@ -273,18 +275,18 @@ def _never_started(cause: BaseException | None) -> bool:
     return isinstance(cause, TimeoutError) and cause.type == TimeoutType.SCHEDULE_TO_START
 
 
-def _lost_by(cause: BaseException | None) -> LeaseLostError:
+def _failure_of(cause: BaseException | None) -> LeaseFailedError:
     """Any other failure of a mutation: the session's state is lost or in doubt."""
     if isinstance(cause, TimeoutError):
-        return LeaseLostError(
+        return LeaseFailedError(
             f"{cause.message}: its outcome is in doubt", FailureKind.TRAINER_STATE_LOST
         )
     if isinstance(cause, ApplicationError) and cause.type in {
         FailureKind.TRAINER_FAILED,
         *LEASE_CLOSED,
     }:
-        return LeaseLostError(cause.message, str(cause.type))
-    return LeaseLostError(getattr(cause, "message", str(cause)), FailureKind.TRAINER_STATE_LOST)
+        return LeaseFailedError(cause.message, str(cause.type))
+    return LeaseFailedError(getattr(cause, "message", str(cause)), FailureKind.TRAINER_STATE_LOST)
 
 
 def consume_error(future: "asyncio.Future[Any]") -> None:

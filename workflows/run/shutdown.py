@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.run.checkpoints import SAVE_ATTEMPTS
     from workflows.run.parts import RunParts
     from workflows.run.recovery import Recovery, backoff
-    from workflows.run.session import LeaseLostError
+    from workflows.run.session import LeaseFailedError
 
 PROMOTE_ATTEMPTS = 3
 REAP_TIMEOUT = timedelta(minutes=3)
@@ -91,7 +91,7 @@ class RunEnding:
                         type="CheckpointFailed",
                         non_retryable=True,
                     ) from error
-            except LeaseLostError as error:
+            except LeaseFailedError as error:
                 attempts = 0
                 if not await self.recovery.recover(error):
                     return
@@ -134,7 +134,7 @@ class RunEnding:
                     ) from error
                 again = again or kind != FailureKind.PROMOTION_REFUSED
                 await workflow.sleep(backoff(attempt))
-            except LeaseLostError as error:
+            except LeaseFailedError as error:
                 again = True
                 if not await self.recovery.recover(error):
                     return
@@ -144,10 +144,10 @@ class RunEnding:
         state.enter("finishing", "the evaluation of the current version")
         while state.evaluation.running is not None or parts.evaluations.wanted(state.version):
             await parts.evaluations.start(state.version)
-            await parts.evaluations.finish(lambda: parts.trainer.lost)
+            await parts.evaluations.finish(lambda: parts.trainer.ended)
             try:
                 parts.trainer.check()
-            except LeaseLostError as error:
+            except LeaseFailedError as error:
                 if not await self.recovery.recover(error):
                     break
         # The evaluation may have failed earlier, while the final checkpoint was saved.

@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LoadAdapter, LoadCheckpoint, Publish, Published
     from workflows.run.parts import RunParts
     from workflows.run.recovery import Recovery, backoff
-    from workflows.run.session import LeaseLostError
+    from workflows.run.session import LeaseFailedError
 
 START_PATIENCE = 120.0
 """Seconds that a service or a store may not answer before the first session: it may be starting. A
@@ -35,7 +35,7 @@ class FirstLease:
         """Open a session, save its initial state, publish its policy.
 
         Raises:
-            LeaseLostError: no session was available.
+            LeaseFailedError: no session was available.
             ApplicationError: the service ends each session, and the run doesn't hold.
         """
         attempts = 0
@@ -44,7 +44,7 @@ class FirstLease:
             try:
                 await self._begin()
                 return
-            except LeaseLostError as error:
+            except LeaseFailedError as error:
                 self.recovery.count(error)
                 await self.parts.trainer.abandon(error)
                 waits = error.kind == FailureKind.CAPACITY or workflow.time() < deadline

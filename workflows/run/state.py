@@ -12,7 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from activities.messages import LeaseGrant
 from everburn.config import RunConfig
-from everburn.records.ids import GroupKey, RewardSum, RunRef
+from everburn.records.ids import (
+    GroupKey,
+    LeaseKey,
+    RewardSum,
+    RunRef,
+)
 from everburn.records.metrics import Record
 from everburn.records.run_folder import Origin
 from everburn.scheduling.admission import Admission
@@ -79,8 +84,6 @@ class ProducerState(Part):
     counters: Counters = Field(default_factory=Counters)
     out: dict[int, GroupOut] = Field(default_factory=dict)
     """Groups in flight, by cursor."""
-    first_attempt: int = 0
-    """The number of a row's first attempt in this incarnation."""
     retries: list[int] = Field(default_factory=list)
     """Rows with a reservation whose next attempt waits for free calls."""
     histories: dict[int, RowHistory] = Field(default_factory=dict)
@@ -387,6 +390,11 @@ class RunState(Part):
         """The next step starts again: nothing of its batch has been sent."""
         self.producer.queue.restart()
         self.step.sent = Sent()
+
+    @property
+    def lease_key(self) -> LeaseKey:
+        """The last lease that was requested."""
+        return LeaseKey(self.incarnation, self.lease.lease_epoch)
 
     @property
     def version(self) -> int:

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from everburn.records.metrics import Number
     from workflows.run.batch import OpenBatch
     from workflows.run.parts import RunParts
-    from workflows.run.session import LeaseLostError
+    from workflows.run.session import LeaseFailedError
     from workflows.run.state import Sent
     from workflows.run.step_metrics import gradient_metrics, recovery_metrics
 
@@ -45,7 +45,7 @@ class OptimizerStep:
         """Take the step.
 
         Raises:
-            LeaseLostError: the trainer's state is lost or in doubt.
+            LeaseFailedError: the trainer's state is lost or in doubt.
             ActivityError, ApplicationError: the step can't be taken; nothing was published.
         """
         self._count_attempt()
@@ -71,9 +71,9 @@ class OptimizerStep:
         self._state.enter(f"step {self._number}: {phase}", waiting_for)
 
     def _count_attempt(self) -> None:
-        """A lease counts once, unless it was lost before the step began."""
+        """A lease counts once, unless it failed before the step began."""
         step, lease_epoch = self._state.step, self._state.lease.lease_epoch
-        if step.attempted_under != lease_epoch and not self._trainer.lost:
+        if step.attempted_under != lease_epoch and not self._trainer.ended:
             step.attempts += 1
             step.attempted_under = lease_epoch
 
@@ -110,7 +110,7 @@ class OptimizerStep:
                 )
         except ActivityError as error:
             # Every backward pass succeeded: a trainer that refuses has lost its gradients.
-            raise LeaseLostError(message_of(error), FailureKind.TRAINER_FAILED) from error
+            raise LeaseFailedError(message_of(error), FailureKind.TRAINER_FAILED) from error
         if "grad_norm" in result.metrics:
             self._metrics["train/grad_norm"] = result.metrics["grad_norm"]
 
@@ -128,7 +128,7 @@ class OptimizerStep:
     async def _finish_evaluation(self) -> None:
         """The evaluation of the current snapshot ends before the snapshot is replaced."""
         self._enter("publishing", "the evaluation of the current version")
-        await self._parts.evaluations.finish(lambda: self._trainer.lost)
+        await self._parts.evaluations.finish(lambda: self._trainer.ended)
         self._trainer.check()
 
     async def _publish(self, updated: bool) -> Published:
@@ -178,7 +178,7 @@ class OptimizerStep:
         if saved is not None:
             self._metrics["checkpoint/wall_time"] = saved.seconds
             return saved.path
-        if not self._trainer.lost:
+        if not self._trainer.ended:
             self._metrics["checkpoint/failed"] = 1
         return None
 
@@ -188,10 +188,10 @@ class OptimizerStep:
         committed = await parts.recorder.commit(
             StepCommit(
                 run=state.run,
-                life=state.incarnation,
+                incarnation=state.incarnation,
                 step=self._number,
                 version=state.version,
-                epoch=state.lease.lease_epoch,
+                lease_epoch=state.lease.lease_epoch,
                 attempts=step.attempts,
                 updated=updated,
                 groups=in_order(group.key for group in state.producer.queue.batch),

@@ -1,6 +1,6 @@
 """TrainRun: one training run, from its configuration to its result.
 
-Owns the run's life (start, steps, end, cleanup) and its messages. Wires the parts that own the
+Owns a run from start to cleanup, and its messages. Wires the parts that own the
 rest. Its id is the run's id; `temporal workflow start --type TrainRun --input-file run.json` is all
 it takes.
 """
@@ -44,7 +44,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.run.live_config import LiveConfig
     from workflows.run.parts import RunParts
     from workflows.run.recovery import Recovery, backoff
-    from workflows.run.session import LeaseLostError
+    from workflows.run.session import LeaseFailedError
     from workflows.run.shutdown import RunEnding
     from workflows.run.start import FirstLease
     from workflows.run.state import RunState
@@ -145,7 +145,7 @@ class TrainRun:
             self._parts.producer.halt()
             self._parts.recorder.halt()
 
-    # Life
+    # From start to end
 
     async def _begin(self, config: dict[str, object], *, first: bool) -> None:
         """Everything before the first step. first: whether the run isn't resumed or forked."""
@@ -166,7 +166,7 @@ class TrainRun:
             parts.producer.record_sample(force=True)
             parts.producer.start()
         else:
-            await self._recovery.restore(LeaseLostError("the run was resumed", "Resumed"))
+            await self._recovery.restore(LeaseFailedError("the run was resumed", "Resumed"))
             await parts.producer.settle_fatal()
             state.step.publish(state.step.snapshot, workflow.time())
             parts.producer.record_sample(force=True)
@@ -234,11 +234,11 @@ class TrainRun:
                 await self._continue_as_new()
 
     async def _take_step(self) -> Taken:
-        """One step, through as many lost leases as it takes."""
+        """One step, through as many failed leases as it takes."""
         while True:
             try:
                 return await OptimizerStep(self._parts).run()
-            except LeaseLostError as error:
+            except LeaseFailedError as error:
                 if not await self._recovery.recover(error):
                     return "none"
 
@@ -456,7 +456,7 @@ class TrainRun:
 
 def _failure(error: BaseException) -> BaseException:
     """The run's failure as Temporal shows it: the original error, with its type."""
-    if isinstance(error, LeaseLostError):
+    if isinstance(error, LeaseFailedError):
         return ApplicationError(str(error), type=error.kind, non_retryable=True)
     if isinstance(error, ActivityError) and isinstance(error.cause, ApplicationError):
         cause = error.cause

@@ -120,7 +120,7 @@ class Watchdog:
             assert state.evaluation.running is not None
             report = EvaluationReport(
                 version=state.evaluation.running,
-                life=state.incarnation,
+                incarnation=state.incarnation,
                 metrics={},
                 error="its workflow ended without a report",
             )

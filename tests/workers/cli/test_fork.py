@@ -55,7 +55,7 @@ def test_a_fork_continues_from_its_step_without_its_origin(everburn: Everburn) -
     first, second = store_of(everburn, "first"), store_of(everburn, "second")
     past, taken = read_ledger(first)[:3], read_ledger(second)
     assert taken[:3] == past
-    assert min(entry.epoch for entry in taken[3:]) > max(entry.epoch for entry in past)
+    assert min(entry.lease_epoch for entry in taken[3:]) > max(entry.lease_epoch for entry in past)
     assert [entry.changes for entry in taken[3:] if entry.changes] == [{"epochs": 2}]
     assert second.get_json("origin.json")["run"]["id"] == "first"
     status = everburn("status", "second")

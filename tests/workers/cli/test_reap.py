@@ -53,7 +53,7 @@ def a_run(folder: Path, base_url: str, **fields: Any) -> RunRef:
         "base_url": base_url,
     }
     run = RunRef(store=str(folder / "runs"), id="dead")
-    create_run_folder(run, parse_config(values | fields), Owner(chain=str(folder)))
+    create_run_folder(run, parse_config(values | fields), Owner(first_execution_id=str(folder)))
     return run
 
 
@@ -119,7 +119,7 @@ def test_a_stopped_emulator_leaves_no_job_or_deployment(
 def left_behind(folder: Path, run_id: str, chain: str) -> tuple[RunRef, Path]:
     """The folder of a run that has registered a sandbox, and the sandbox."""
     run = RunRef(store=str(folder / "runs"), id=run_id)
-    create_run_folder(run, parse_config(CONFIG), Owner(chain=chain))
+    create_run_folder(run, parse_config(CONFIG), Owner(first_execution_id=chain))
     sandbox = folder / "sandbox"
     sandbox.mkdir()
     reaper = Entrypoint(name="shutil:rmtree", kwargs={"path": str(sandbox)})
@@ -154,10 +154,12 @@ async def test_a_recorded_end_is_valid_until_the_run_is_resumed(tmp_path: Path) 
     run, sandbox = left_behind(tmp_path, "dead", chain="1")
     store = ArtifactStore.of(run)
     record_command(store, Command(at=0.0, text="stopped", ending="stopped"))
-    record_command(store, Command(at=1.0, text="resumed", life=1))
+    record_command(store, Command(at=1.0, text="resumed", incarnation=1))
     with pytest.raises(BadInputError, match="its folder doesn't say that it has ended"):
         await reaped(tmp_path, run)
-    record_command(store, Command(at=2.0, text="no judge", life=1, number=1, ending="failed"))
+    record_command(
+        store, Command(at=2.0, text="no judge", incarnation=1, number=1, ending="failed")
+    )
     assert await reaped(tmp_path, run) == 1
     assert not sandbox.exists()
 
@@ -188,7 +190,9 @@ async def test_a_server_knows_if_its_own_runs_have_ended(
     await handle.terminate()
     for run_id in (handle.id, "dead"):
         other = RunRef(store=str(tmp_path / "other"), id=run_id)
-        create_run_folder(other, parse_config(CONFIG), Owner(chain="that of another server"))
+        create_run_folder(
+            other, parse_config(CONFIG), Owner(first_execution_id="that of another server")
+        )
         with pytest.raises(BadInputError, match=f"server at {temporal_server} doesn't know it"):
             await reaped(tmp_path, other, temporal_server)
 

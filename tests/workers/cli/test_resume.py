@@ -146,7 +146,13 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunRef:
             commit(store, an_entry(step, (str(cursors[0]), str(cursors[1]))))
             for cursor in cursors:
                 keep_group(store, a_group(GroupKey(cursor=cursor), [a_member(stored)]))
-        checkpoint = {"step": step, "version": step, "epoch": 1, "path": f"everburn/state-{step}"}
+        checkpoint = {
+            "step": step,
+            "version": step,
+            "incarnation": 0,
+            "lease_epoch": 1,
+            "path": f"everburn/state-{step}",
+        }
         model = {"base_model": "tiny", "lora_rank": 4, "adapter_seed": 0}
         record_checkpoint(store, Checkpoint.model_validate(checkpoint | model))
     last = 2 * STEPS
@@ -205,7 +211,7 @@ async def test_only_the_run_of_the_folder_is_followed(tmp_path: Path, temporal_s
 
     handle = await client.start_workflow(TrainRun.run, {}, id=run.id, task_queue="of-nobody")
     assert handle.first_execution_run_id is not None
-    create_run_folder(run, config, Owner(chain=handle.first_execution_run_id))
+    create_run_folder(run, config, Owner(first_execution_id=handle.first_execution_run_id))
     assert await is_running(server, run, changes=False, ended=False)
     with pytest.raises(BadInputError, match="hasn't ended and continues while") as refusal:
         await is_running(server, run, changes=True, ended=True)
@@ -213,7 +219,7 @@ async def test_only_the_run_of_the_folder_is_followed(tmp_path: Path, temporal_s
     assert f"`everburn stop {run.id}{at}`" in str(refusal.value)
 
     other = RunRef(store=str(tmp_path / "others"), id=run.id)
-    create_run_folder(other, config, Owner(chain="that of another server"))
+    create_run_folder(other, config, Owner(first_execution_id="that of another server"))
     with pytest.raises(BadInputError, match=f"not that of {other.folder}.*{run.id}{at}`"):
         await is_running(server, other, changes=False, ended=False)
 
@@ -233,7 +239,7 @@ async def test_the_recorded_server_is_asked_if_a_run_has_ended(
     run = RunRef(store=str(tmp_path / "runs"), id=f"resumed-{uuid.uuid4().hex[:8]}")
     handle = await client.start_workflow(TrainRun.run, {}, id=run.id, task_queue="of-nobody")
     assert handle.first_execution_run_id is not None
-    create_run_folder(run, config, Owner(chain=handle.first_execution_run_id))
+    create_run_folder(run, config, Owner(first_execution_id=handle.first_execution_run_id))
     store = ArtifactStore.of(run)
     elsewhere = Server(dead_url.removeprefix("http://"))
 
@@ -268,4 +274,4 @@ def test_an_open_run_is_not_resumed_from_another_folder(
 
     live.terminate()
     assert live.wait(timeout=120) == 0, shared_stack.output
-    assert json.loads((folder / "owner.json").read_text())["life"] == 0
+    assert json.loads((folder / "owner.json").read_text())["incarnation"] == 0

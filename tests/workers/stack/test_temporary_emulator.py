@@ -51,7 +51,7 @@ def test_sigterm_ends_the_temporary_emulator_of_a_verification(everburn: Everbur
     """It uses a temporary emulator while the stack is starting or stopping."""
     a_stack(everburn.folder, "stopping")
     run = RunRef(store=str(everburn.folder / "runs"), id="short")
-    create_run_folder(run, parse_config(CONFIG), Owner(chain="1"))
+    create_run_folder(run, parse_config(CONFIG), Owner(first_execution_id="1"))
     verify = everburn.start("verify", "short")
 
     def emulator_starts() -> bool:
