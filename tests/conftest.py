@@ -36,8 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _folder(item) in LONG_LIVED and item.get_closest_marker("asyncio"):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-        if stack := STACKS.intersection(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group(stack.pop()))
+        for stack in STACKS.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group(stack))
     items.sort(key=_turn)
 
 
