@@ -21,7 +21,7 @@ from support.script import Draw, Script, behind, spread
 from support.waiting import PATIENCE, Gate, until
 from workflows.children.prompt_group import PromptGroup
 from workflows.messages import GroupReport, Released
-from workflows.run import state, train_run, watchdog
+from workflows.run import recorder, state, train_run, watchdog
 from workflows.run.train_run import TrainRun
 
 
@@ -303,3 +303,21 @@ async def looked(run: Run) -> int:
     history = await run.handle.fetch_history()
     scheduled = [event.activity_task_scheduled_event_attributes for event in history.events]
     return sum(each.activity_type.name == "reconcile" for each in scheduled)
+
+
+async def test_the_producer_s_records_are_written_before_a_long_step_ends(
+    start_tuned: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorder, "MAX_RECORDS", 1)
+    gate = Gate()
+
+    async def play(draw: Draw) -> float:
+        if draw.row == 1:
+            await gate.passed()
+        return draw.completion
+
+    run = await start_tuned(Script(play), rows=2, prompt_groups_per_step=2)
+    await until(lambda: run.metrics("producer/event"))
+    assert (await run.status()).step == 0
+    gate.open()
+    await run.result()
