@@ -216,7 +216,7 @@ def test_a_run_in_an_object_store_is_found_by_its_url(everburn: Everburn, tmp_pa
     run, file, _ = ended_run(url, ["learning_rate=0.02"], tmp_path)
     assert (run.folder, file.config.store) == (url, bucket)
     state = rebuilt_state(run, file.config, 0.0)
-    assert (state.step, state.run) == (4, run)
+    assert (state.step.committed, state.run) == (4, run)
 
     fork = plan_fork(url, 3, "second", [], tmp_path)
     assert (fork.make().step, fork.run.folder) == (3, f"{bucket}/second")

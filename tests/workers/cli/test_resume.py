@@ -168,8 +168,8 @@ def test_a_resumed_run_remembers_as_many_checkpoints_as_a_running_one(
     long_run: RunRef, wanted: str | None, steps: list[int]
 ) -> None:
     state = rebuilt_state(long_run, stored_config(long_run), 0.0, wanted)
-    assert [checkpoint.step for checkpoint in state.checkpoints] == steps
-    assert state.checkpoint == f"everburn/state-{steps[-1]}"
+    assert [checkpoint.step for checkpoint in state.checkpoints.eligible] == steps
+    assert state.checkpoints.last == f"everburn/state-{steps[-1]}"
 
 
 def test_resuming_a_long_run_reads_untrained_groups_only(
@@ -186,9 +186,10 @@ def test_resuming_a_long_run_reads_untrained_groups_only(
     last = 2 * STEPS
     untrained = [GroupKey(cursor=cursor) for cursor in (last, last + 1, last + 2)]
     assert [key for key in read if key.startswith("groups/")] == [*map(group_key, untrained)]
-    assert [group.key for group in state.queue.groups] == untrained[:1]
-    assert state.cursor.next == last + 3
-    assert (state.cursor.returned, state.cursor.resolved_count) == ([last + 2], last + 1)
+    assert [group.key for group in state.producer.queue.groups] == untrained[:1]
+    cursor = state.producer.cursor
+    assert cursor.next == last + 3
+    assert (cursor.returned, cursor.resolved_count) == ([last + 2], last + 1)
 
 
 async def test_only_the_run_of_the_folder_is_followed(tmp_path: Path, temporal_server: str) -> None:
