@@ -59,7 +59,7 @@ def test_runs_that_begin_from_a_folder_are_recorded(scenario: str) -> None:
     (file,) = (file for file in FILES if file.name == f"{scenario}.run-1.json.gz")
     state = started(file)["input"]["payloads"][1]["data"]
     values = json.loads(base64.b64decode(state))
-    assert (values["grant"], values["incarnation"]) == (None, 1)
+    assert (values["lease"]["grant"], values["incarnation"]) == (None, 1)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.removesuffix(".json.gz"))
