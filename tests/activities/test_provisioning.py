@@ -23,7 +23,7 @@ from support.places import Place
 async def activities(monkeypatch: pytest.MonkeyPatch) -> ProvisioningActivities:
     """Of a run that goes on; no server is asked."""
 
-    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
+    async def is_alive(self: RunLiveness, run: RunRef, incarnation: int | None = None) -> bool:
         return True
 
     monkeypatch.setattr(RunLiveness, "is_alive", is_alive)
@@ -78,7 +78,7 @@ async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
     record = find_provisioning(place.store)
     assert record is not None
 
-    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
+    async def is_alive(self: RunLiveness, run: RunRef, incarnation: int | None = None) -> bool:
         assert run == place.run
         return resumed
 
@@ -105,7 +105,7 @@ async def test_nothing_is_given_back_while_the_server_cannot_tell_whether_the_ru
     record = find_provisioning(place.store)
     assert record is not None
 
-    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
+    async def is_alive(self: RunLiveness, run: RunRef, incarnation: int | None = None) -> bool:
         raise RPCError("unavailable", RPCStatusCode.UNAVAILABLE, b"")
 
     monkeypatch.setattr(RunLiveness, "is_alive", is_alive)

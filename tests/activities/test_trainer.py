@@ -31,7 +31,7 @@ from support.waiting import until
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRef:
     """A run's folder. Its workflow isn't there, and is taken to be."""
 
-    async def is_alive(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
+    async def is_alive(self: RunLiveness, run: RunRef, incarnation: int | None = None) -> bool:
         return True
 
     async def awaits(self: RunLiveness, attempt: activity.Info) -> bool:

@@ -257,11 +257,11 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     asked, late = asyncio.Event(), Gate()
     check = RunLiveness.is_alive
 
-    async def check_late(self: RunLiveness, run: RunRef, life: int | None = None) -> bool:
+    async def check_late(self: RunLiveness, run: RunRef, incarnation: int | None = None) -> bool:
         if activity.info().activity_type == "clean_up_provisioning":
             asked.set()
             await late.passed()
-        return await check(self, run, life)
+        return await check(self, run, incarnation)
 
     monkeypatch.setattr(RunLiveness, "is_alive", check_late)
     run = await service.start(tmp_path, **LORA | {"rows": 40})

@@ -135,7 +135,7 @@ def test_a_fork_takes_over_the_commands_of_its_origin(everburn: Everburn) -> Non
 
     resumed = everburn("resume", "told")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "run told was told since it was started: dcp_save_interval=3, learning_rate=0.003" in (
+    assert "the changes that run told received: dcp_save_interval=3, learning_rate=0.003" in (
         resumed.stdout
     )
     assert rates(store)[: len(before)] == before
@@ -194,7 +194,7 @@ def tell(everburn: Everburn, run: str, update: Any, *arguments: Any) -> None:
         ("first", 1, "x", ["base_model=other"], "base_model can't change in a fork"),
         ("first", 1, "x", ["lora_rank=8"], "lora_rank can't change in a fork"),
         ("first", 1, "x", ["dataset=rows.jsonl"], "dataset can't change in a fork"),
-        ("first", 1, "x", ["init_from_checkpoint=state-2"], "weights and optimizer are those that"),
+        ("first", 1, "x", ["init_from_checkpoint=state-2"], "weights and optimizer are those of"),
         ("first", 1, "x", ["learning_rate=-1"], "learning_rate"),
         ("first", 1, "x", ["learnin_rate=1"], "did you mean learning_rate"),
     ],
@@ -219,7 +219,7 @@ def test_a_run_in_an_object_store_is_found_by_its_url(everburn: Everburn, tmp_pa
     assert (state.step.committed, state.run) == (4, run)
 
     fork = plan_fork(url, 3, "second", [], tmp_path)
-    assert (fork.make().step, fork.run.folder) == (3, f"{bucket}/second")
+    assert (fork.make().step.committed, fork.run.folder) == (3, f"{bucket}/second")
     ledger = read_ledger(ArtifactStore.of(fork.run))
     assert ledger == read_ledger(store_of(everburn, "first"))[:3]
 
