@@ -186,7 +186,7 @@ def install_for_emulator() -> None:
     from everburn.emulator.service import Emulator
     from everburn.emulator.training.checkpoints import CheckpointStore
 
-    _wrap(Emulator, "_execute", points, lambda self, model, operation: f"serve {operation.name}")
+    _wrap(Emulator, "_run", points, lambda self, model, operation: f"serve {operation.name}")
     _wrap(Emulator, "_create", points, lambda *arguments: "serve create_model")
     _wrap(CheckpointStore, "save", points, lambda self, ref, *rest: f"serve checkpoint {ref.name}")
     for name in ("create_job", "create_deployment", "hotload", "delete_job", "delete_deployment"):
