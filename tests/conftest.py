@@ -1,10 +1,10 @@
-"""What any test may need: servers, or the address of nobody, and a tokenizer."""
+"""Fixtures for all tests: servers, an address without a server, and a tokenizer."""
 
 import os
 import socket
 
-# As in workers of a stack (workers/stack/supervisor.py). With it the SDK sends its last news to a
-# service that is gone for half a minute, whenever a session of one is closed.
+# As in workers of a stack (workers/stack/supervisor.py). Otherwise each session that is closed
+# sends telemetry for half a minute to a service that is gone.
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ HERE = Path(__file__).parent
 ENDING = pytest.StashKey[int]()
 """The exit code of the session."""
 LONG_LIVED = frozenset({"backends", "chaos", "workflows"})
-"""Folders whose workers and stacks live longer than a test: all their tests share an event loop."""
+"""Folders whose workers and stacks outlive a test: all their tests share an event loop."""
 STACKS = frozenset({"chaos_stack", "shared_stack"})
-"""Fixtures that start a stack for a session. Of parallel processes, one runs all of its tests."""
+"""Fixtures that start a stack for a session: one parallel process runs all of its tests."""
 SLOWEST = ("workers", "backends", "workflows")
-"""Folders whose tests start first among parallel processes, so that no long one starts last."""
+"""Folders whose tests start first among parallel processes, so that no long test starts last."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """When a test starts among parallel processes."""
+    """Sort key: when a test starts among parallel processes."""
     if item.get_closest_marker("xdist_group"):
         return -1
     return (*SLOWEST, _folder(item)).index(_folder(item))
@@ -88,8 +88,8 @@ def emulator(shared_emulator: "RunningEmulator") -> Iterator["RunningEmulator"]:
 
 @pytest.fixture(scope="session")
 def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Everburn"]:
-    """`everburn` where a local stack is up, for tests of which it isn't the subject. Each test has
-    files and runs of its own names there."""
+    """`everburn` with a running local stack, for tests that don't test the stack itself. Each test
+    uses its own names of files and runs there."""
     from support.stacks import running_stack
 
     with running_stack(tmp_path_factory.mktemp("stack").resolve()) as everburn:
@@ -98,7 +98,7 @@ def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Everburn
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK tries again without waiting."""
+    """The SDK retries without waiting."""
     from support.retries import hurry
 
     hurry(monkeypatch)
@@ -106,7 +106,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def dead_url() -> Iterator[str]:
-    """Where nobody listens, and nobody can begin to: the port is taken."""
+    """An address where no server listens: the port is bound, so that no other process takes it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

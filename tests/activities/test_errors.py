@@ -1,4 +1,4 @@
-"""The table of errors: which failure each becomes, and which failures Temporal retries."""
+"""The table of errors: which failure each error becomes, and which failures Temporal retries."""
 
 import pytest
 from temporalio.exceptions import ApplicationError
@@ -51,14 +51,14 @@ async def test_an_error_becomes_the_failure_of_its_rule(
 
 
 def test_a_special_case_comes_before_its_base_class() -> None:
-    """The first rule that fits is the one that applies."""
+    """The first rule that matches applies."""
     seen: list[type[BaseException]] = []
     for error in RULES:
         assert not [base for base in seen if issubclass(error, base)]
         seen.append(error)
 
 
-async def test_user_code_that_has_a_service_down_may_try_again_and_its_bug_may_not() -> None:
+async def test_a_timeout_in_user_code_is_recoverable_and_a_bug_is_not() -> None:
     for error, kind in ((TimeoutError("judge"), FailureKind.RECOVERABLE), (KeyError("a"), None)):
         failure = failure_of(error, ROLLOUT)
         assert kind_of(failure) == kind
@@ -67,14 +67,14 @@ async def test_user_code_that_has_a_service_down_may_try_again_and_its_bug_may_n
 
 
 @pytest.mark.parametrize("order", [ROLLOUT, RUN])
-def test_an_error_of_user_code_is_not_taken_for_one_of_ours_by_its_name(order: object) -> None:
-    """A run would wait for its store forever."""
+def test_a_user_error_named_like_an_everburn_error_stays_a_user_error(order: object) -> None:
+    """Otherwise the run would wait forever for its own store."""
     theirs = type("StoreError", (Exception,), {"__module__": "their_task"})
     failure = failure_of(theirs("their database"), order)
     assert (failure.type, failure.non_retryable) == ("their_task.StoreError", True)
     assert kind_of(failure) is None
 
 
-def test_what_is_a_failure_already_keeps_its_kind() -> None:
+def test_an_application_error_keeps_its_failure_kind() -> None:
     failure = application_error(RecoverableRolloutError("asleep"), kind=FailureKind.RECOVERABLE)
     assert kind_of(failure) is FailureKind.RECOVERABLE

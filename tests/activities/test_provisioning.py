@@ -1,4 +1,4 @@
-"""Errors of the activities that look after a trainer job and a deployment."""
+"""Errors of the activities that manage a trainer job and a deployment."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from support.places import Place
 
 @pytest.fixture
 async def activities(monkeypatch: pytest.MonkeyPatch) -> ProvisioningActivities:
-    """Of a run that goes on; no server is asked."""
+    """Activities of a run that is open; they send nothing to a server."""
 
     async def is_alive(self: RunLiveness, run: RunRef, incarnation: int | None = None) -> bool:
         return True
@@ -35,7 +35,7 @@ async def activities(monkeypatch: pytest.MonkeyPatch) -> ProvisioningActivities:
     ("corrupt", "kind", "final"),
     [(False, "StoreError", False), (True, "CorruptArtifactError", True)],
 )
-async def test_a_store_that_fails_is_asked_again(
+async def test_a_failing_store_is_retried(
     tmp_path: Path,
     activities: ProvisioningActivities,
     activity: str,
@@ -43,16 +43,16 @@ async def test_a_store_that_fails_is_asked_again(
     kind: str,
     final: bool,
 ):
-    """What the run has made costs money until it is given back."""
+    """A job and a deployment cost money until they are given back."""
     run = RunRef(store=str(tmp_path), id="run")
-    # A folder in the place of a file can't be read.
+    # A folder in place of a file can't be read.
     ArtifactStore.of(run).put(CONFIG_KEY if corrupt else f"{CONFIG_KEY}/file", b"{")
     with pytest.raises(ApplicationError, match=CONFIG_KEY) as caught:
         await execute(getattr(activities, activity), run)
     assert (caught.value.type, caught.value.non_retryable) == (kind, final)
 
 
-async def test_a_store_that_fails_is_not_taken_for_the_control_plane(
+async def test_a_store_failure_is_not_reported_as_a_control_plane_failure(
     emulator: RunningEmulator, tmp_path: Path, activities: ProvisioningActivities
 ):
     place = Place(emulator, tmp_path)
@@ -65,14 +65,14 @@ async def test_a_store_that_fails_is_not_taken_for_the_control_plane(
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
+async def test_cleanup_keeps_what_a_resumed_incarnation_uses(
     emulator: RunningEmulator,
     tmp_path: Path,
     activities: ProvisioningActivities,
     monkeypatch: pytest.MonkeyPatch,
     resumed: bool,
 ):
-    """Its former incarnation was terminated, and that incarnation's lease asks for it, late."""
+    """The lease of the former, terminated incarnation requests the cleanup late."""
     place = Place(emulator, tmp_path)
     place.make_ready()
     record = find_provisioning(place.store)
@@ -88,18 +88,18 @@ async def test_what_a_run_uses_that_was_resumed_meanwhile_is_not_given_back(
     assert (record.deployment_id in state["deployments"]) == resumed
     assert (state["jobs"][record.job_id] == "JOB_STATE_RUNNING") == resumed
     assert (said == "the run continues") == resumed
-    # The run itself is open when it asks for it, at its end.
+    # The run itself is still open when it requests its cleanup.
     await execute(activities.clean_up_provisioning, place.run)
     assert emulator.admin("GET", "state")["jobs"][record.job_id] == "JOB_STATE_DELETED"
 
 
-async def test_nothing_is_given_back_while_the_server_cannot_tell_whether_the_run_goes_on(
+async def test_nothing_is_given_back_while_it_is_unknown_whether_the_run_is_open(
     emulator: RunningEmulator,
     tmp_path: Path,
     activities: ProvisioningActivities,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """It is asked again."""
+    """The activity is retried."""
     place = Place(emulator, tmp_path)
     place.make_ready()
     record = find_provisioning(place.store)

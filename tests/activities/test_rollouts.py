@@ -1,4 +1,4 @@
-"""How user code's errors reach Temporal: by type, with their place, and with something to read."""
+"""How errors of user code reach Temporal: with type, place and a readable message."""
 
 import asyncio
 import importlib
@@ -30,7 +30,7 @@ WHERE = "run scripted · row 0 · completion 1"
 
 
 class Worker:
-    """Its activities, outside of a worker: the server isn't needed for the seconds of a test."""
+    """A rollout worker's activities without a worker, since the tests need no server."""
 
     def __init__(self, client: Client) -> None:
         self.activities = RolloutActivities(client)
@@ -77,7 +77,7 @@ async def worker() -> AsyncIterator[Worker]:
         ([RecoverableRolloutError("asleep"), KeyError("answer")], "KeyError", "'answer'"),
     ],
 )
-async def test_what_parallel_calls_raise_is_told_as_if_it_were_alone(
+async def test_an_error_of_parallel_calls_is_reported_like_a_single_error(
     worker: Worker, tmp_path: Path, members: list[Exception], kind: str, text: str
 ) -> None:
     async def play(draw: Draw) -> Any:
@@ -90,7 +90,7 @@ async def test_what_parallel_calls_raise_is_told_as_if_it_were_alone(
     assert failure.__cause__ is members[-1]
 
 
-async def test_a_deadline_is_told_by_its_name_with_its_place(
+async def test_a_missed_deadline_is_reported_with_its_name_and_place(
     worker: Worker, tmp_path: Path
 ) -> None:
     async def play(draw: Draw) -> float:
@@ -102,7 +102,7 @@ async def test_a_deadline_is_told_by_its_name_with_its_place(
     assert failure.message == f"{WHERE}: TimeoutError: not finished within rollout_timeout (0.05 s)"
 
 
-async def test_a_completion_that_cancels_itself_is_told_with_its_place(
+async def test_a_completion_that_cancels_itself_is_reported_with_its_place(
     worker: Worker, tmp_path: Path
 ) -> None:
     async def play(draw: Draw) -> float:
@@ -113,7 +113,7 @@ async def test_a_completion_that_cancels_itself_is_told_with_its_place(
     assert failure.message.startswith(f"{WHERE}: SelfCancelledError: it raised CancelledError")
 
 
-async def test_the_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Path) -> None:
+async def test_a_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Path) -> None:
     async def play(draw: Draw) -> float:
         if draw.row == 3:
             raise KeyError(draw.prompt["row"])
@@ -127,10 +127,10 @@ async def test_the_held_out_row_that_fails_is_named(worker: Worker, tmp_path: Pa
     assert caught.value.details == (RowsFailed(failed=1),)
 
 
-async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_other(
+async def test_code_that_fills_its_thread_pool_delays_no_other_completion(
     worker: Worker, tmp_path: Path
 ) -> None:
-    """Where asyncio.to_thread runs what it is given: nothing of Everburn's may need those."""
+    """User code fills the threads of asyncio.to_thread: Everburn's own code must not need them."""
     (tmp_path / "rows.jsonl").write_text("{}\n")
 
     async def play(draw: Draw) -> float:
@@ -156,11 +156,11 @@ def reap_slowly() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_worker_that_ends_leaves_nothing_of_the_rollouts_that_it_cuts_off(
+async def test_a_worker_that_ends_reaps_the_sandboxes_of_its_rollouts(
     worker: Worker, tmp_path: Path, late: bool
 ) -> None:
-    """They are cancelled once its grace period is over; its process ends when it is joined. late:
-    the cancellation comes while they are reaped."""
+    """Rollouts are cancelled after the grace period; the process ends when it is joined.
+    late: the cancellation arrives while the sandboxes are reaped."""
     reaping.clear(), reaped.clear()
 
     async def play(draw: Draw) -> float:
@@ -183,7 +183,7 @@ async def test_a_worker_that_ends_leaves_nothing_of_the_rollouts_that_it_cuts_of
     assert sandbox_keys(ArtifactStore.of(run)) == []
 
 
-async def test_a_store_that_fails_is_told_as_such_and_a_corrupt_file_by_its_name(
+async def test_a_store_failure_is_reported_as_such_and_a_corrupt_file_by_name(
     worker: Worker, tmp_path: Path
 ) -> None:
     run = scripted_run(tmp_path, spread)
@@ -200,12 +200,12 @@ async def test_a_store_that_fails_is_told_as_such_and_a_corrupt_file_by_its_name
 
 
 def run_of_code(folder: Path, module: str, code: str, **fields: Any) -> RunRef:
-    """A run whose rollout function this code makes."""
+    """A run with this code as its rollout factory."""
     (folder / f"{module}.py").write_text(code)
     return scripted_run(folder, spread, rollout=f"{module}:make_rollout_fn", **fields)
 
 
-async def test_a_worker_whose_import_of_the_code_fails_is_unfit_whatever_it_failed_of(
+async def test_any_error_while_importing_user_code_makes_a_worker_unfit(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -231,10 +231,10 @@ def make_rollout_fn(setup):
 """
 
 
-async def test_the_rollout_function_is_made_once_on_the_loop_it_runs_on(
+async def test_the_rollout_function_is_made_once_on_its_own_loop(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a client that belongs to a loop can be made, and is closed with it."""
+    """A client that belongs to a loop can be made there, and is closed with it."""
     (tmp_path / "rows.jsonl").write_text("{}\n")
     monkeypatch.syspath_prepend(tmp_path)
     rows = str(tmp_path / "rows.jsonl")
@@ -244,7 +244,7 @@ async def test_the_rollout_function_is_made_once_on_the_loop_it_runs_on(
     assert len(importlib.import_module("needs_a_loop").made) == 1
 
 
-async def test_a_rollout_function_that_cant_be_made_fails_the_preparation_for_good(
+async def test_a_rollout_factory_that_raises_fails_the_preparation(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""Whose user code stays loaded, and that what is let go is closed."""
+"""Which runs' user code stays loaded; runners that are dropped are closed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ closed: list[str] = []
 
 
 class Runner:
-    """In place of a run's user code: there is none of these runs."""
+    """Stands in for a run's user code."""
 
     def __init__(self, run: RunRef) -> None:
         self.id = run.id
@@ -58,7 +58,7 @@ async def use(runners: Runners, *names: str) -> None:
             pass
 
 
-async def test_the_one_used_longest_ago_is_closed(runners: Runners) -> None:
+async def test_the_least_recently_used_runner_is_closed(runners: Runners) -> None:
     await use(runners, "a", "b", "a", "c")
     await until(lambda: closed == ["b"])
     await use(runners, "a", "b")
@@ -66,7 +66,7 @@ async def test_the_one_used_longest_ago_is_closed(runners: Runners) -> None:
     assert loaded == ["a", "b", "c", "b"]
 
 
-async def test_what_is_in_use_stays_until_it_is_idle(runners: Runners) -> None:
+async def test_a_runner_in_use_stays_open_until_it_is_idle(runners: Runners) -> None:
     async with AsyncExitStack() as stack:
         for name in ("a", "b", "c"):
             await stack.enter_async_context(runners.using(a_run(name)))
@@ -76,10 +76,10 @@ async def test_what_is_in_use_stays_until_it_is_idle(runners: Runners) -> None:
     assert loaded == ["a", "b", "c", "d"]
 
 
-async def test_another_run_of_the_same_id_has_code_of_its_own(
+async def test_a_new_run_with_the_same_id_loads_its_own_code(
     runners: Runners, tmp_path: Path
 ) -> None:
-    """Whoever deletes a run's folder may start another run under its id."""
+    """After its folder is deleted, a run's id can be used for another run."""
     run = RunRef(store=str(tmp_path), id="a")
     for chain in ("first", "first", "second"):
         ArtifactStore.of(run).put_json(OWNER_KEY, Owner(first_execution_id=chain).model_dump())
@@ -89,7 +89,7 @@ async def test_another_run_of_the_same_id_has_code_of_its_own(
 
 
 @pytest.mark.usefixtures("runners")
-async def test_all_are_closed_at_the_end() -> None:
+async def test_all_runners_are_closed_at_the_end() -> None:
     user_loop = UserLoop("test")
     runners = Runners(user_loop)
     await use(runners, "a", "b")
@@ -97,7 +97,7 @@ async def test_all_are_closed_at_the_end() -> None:
     await until(lambda: closed == ["a", "b"])
 
 
-async def test_what_failed_to_load_is_loaded_by_the_next(runners: Runners) -> None:
+async def test_a_runner_that_failed_to_load_is_loaded_by_the_next_caller(runners: Runners) -> None:
     with pytest.raises(ImportError):
         await use(runners, "broken")
     await asyncio.gather(*(use(runners, "broken") for _ in range(3)))

@@ -1,4 +1,4 @@
-"""The leases of a process, without their workflow."""
+"""The leases of a trainer worker, without their workflow."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ from support.waiting import until
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRef:
-    """A run's folder. Its workflow isn't there, and is taken to be."""
+    """A run's folder. It has no workflow; the activities take it to be open."""
 
     async def is_alive(self: RunLiveness, run: RunRef, incarnation: int | None = None) -> bool:
         return True
@@ -58,10 +58,11 @@ def a_run(store: Path, name: str) -> RunRef:
         (TrainerStateLostError("it restarted"), FailureKind.TRAINER_STATE_LOST),
     ],
 )
-async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
+async def test_holder_and_operation_report_the_same_lease_failure(
     temporal_server: str, run: RunRef, error: Exception, kind: str
 ):
-    """Either may be heard first, and a quota holds the run, where a loss is recovered from."""
+    """Either report may arrive first, and an exhausted quota must hold the run, not start a
+    recovery."""
     trainer = ScriptedTrainer()
     trainer.refuse("optim_step", error)
 
@@ -91,7 +92,7 @@ async def test_a_holder_says_as_its_operation_does_why_the_lease_ended(
 async def test_a_session_that_refuses_its_holder_ends_its_lease(
     temporal_server: str, run: RunRef, error: Exception, kind: str
 ):
-    """At once, as an operation that is refused does: not once its queue has been served out."""
+    """The lease ends at once, not after the queue of operations is empty."""
 
     class Refusing(ScriptedTrainer):
         async def probe(self) -> None:
@@ -116,10 +117,10 @@ async def test_a_session_that_refuses_its_holder_ends_its_lease(
     assert trainer.calls == ["open", "close"]
 
 
-async def test_sessions_are_closed_however_their_queues_workers_end(
+async def test_sessions_are_closed_even_if_the_workers_of_their_queues_fail(
     temporal_server: str, run: RunRef
 ):
-    """There is no such namespace: the workers of the leases' own queues fail when they begin."""
+    """The namespace doesn't exist, so the workers of the leases' own queues fail at their start."""
     trainer = ScriptedTrainer()
 
     async def open_trainer(ref: LeaseRef, config: RunConfig) -> ScriptedTrainer:
@@ -136,10 +137,10 @@ async def test_sessions_are_closed_however_their_queues_workers_end(
     assert (trainer.count("open"), trainer.count("close")) == (2, 2)
 
 
-async def test_a_process_that_ends_gives_all_its_sessions_back_at_once(
+async def test_a_process_that_ends_closes_all_its_sessions_concurrently(
     temporal_server: str, run: RunRef, tmp_path: Path
 ):
-    """Each may take a while, and whoever ends the process doesn't wait for long."""
+    """Each close may take a while, and the supervisor of the process doesn't wait for long."""
     runs = [run, a_run(tmp_path, "another")]
     both = asyncio.Barrier(len(runs))
 
@@ -157,7 +158,7 @@ async def test_a_process_that_ends_gives_all_its_sessions_back_at_once(
 
 
 async def test_attempts_at_one_lease_share_its_session(temporal_server: str, run: RunRef):
-    """A process that stood still for a while is given its own retries, while it still opens."""
+    """A frozen process can be assigned its own retry while its first attempt opens a session."""
     trainer = ScriptedTrainer()
     opening = trainer.hold("open")
 
@@ -180,9 +181,7 @@ async def test_attempts_at_one_lease_share_its_session(temporal_server: str, run
     assert trainer.calls == ["open", "load_checkpoint state-3", "optim_step", "close"]
 
 
-async def test_a_session_that_no_attempt_waits_for_any_more_is_closed(
-    temporal_server: str, run: RunRef
-):
+async def test_a_session_that_no_attempt_waits_for_is_closed(temporal_server: str, run: RunRef):
     trainer = ScriptedTrainer()
     opening = trainer.hold("open")
 
@@ -194,7 +193,7 @@ async def test_a_session_that_no_attempt_waits_for_any_more_is_closed(
     await trainer.reached("open")
     given_up.cancel()
     await asyncio.wait([given_up])
-    successor = acquiring(activities, run)  # and gets a session of its own
+    successor = acquiring(activities, run)  # gets its own session
     await trainer.reached("open", times=2)
     opening.open()
     await successor

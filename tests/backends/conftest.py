@@ -1,7 +1,7 @@
 """Workers against an emulator: both of its services under the same workflows.
 
-They are as in production, but for how often a lease looks for its job and deployment: those of the
-emulator are there at once.
+The workers are as in production, except that a lease polls its job and deployment more often: those
+of the emulator are ready at once.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Run(StartedRun):
-    """A run, as its test sees it."""
+    """A run and what its test reads of it."""
 
     service: "Service"
 
@@ -54,7 +54,7 @@ class Run(StartedRun):
 
     @property
     def rewards(self) -> list[float]:
-        """Of each step."""
+        """The raw reward of each step."""
         return [float(entry.metrics["rollout/raw_reward"]) for entry in self.ledger]
 
     @property
@@ -64,7 +64,7 @@ class Run(StartedRun):
         return found
 
     async def until_waiting_for(self, text: str) -> Status:
-        """The status once it says that the run waits for this."""
+        """The status, once it says that the run waits for this."""
         seen: list[Status] = []
 
         async def says() -> bool:
@@ -102,12 +102,12 @@ class Service:
     runs: list[Run] = field(default_factory=list)
 
     async def start(self, store: Path, **fields: Any) -> Run:
-        """Start a run; fields are its configuration's, `rows` is how many it has."""
+        """Start a run with these fields of its configuration and this number of rows."""
         run = RunRef(store=str(store), id=f"run-{next(_numbers)}")
-        return await self.go_on(run, a_config(store, **fields), None)
+        return await self.continue_run(run, a_config(store, **fields), None)
 
-    async def go_on(self, run: RunRef, config: dict[str, Any], state: Any) -> Run:
-        """Start a run's workflow, from a state if it has ended before."""
+    async def continue_run(self, run: RunRef, config: dict[str, Any], state: Any) -> Run:
+        """Start a run's workflow, from its state if it is resumed."""
         arguments = [config] if state is None else [config, state]
         handle: WorkflowHandle[Any, RunResult] = await self.client.start_workflow(
             TrainRun.run, args=arguments, id=run.id, task_queue=ORCHESTRATOR_QUEUE
@@ -125,7 +125,7 @@ class Service:
 
 
 def a_config(store: Path, rows: int = 8, **fields: Any) -> dict[str, Any]:
-    """A run whose rewards any training raises."""
+    """A run whose rewards rise with any training."""
     return {
         "rollout": "support.small_numbers:make_rollout_fn",
         "dataset": {"name": "support.small_numbers:rows", "kwargs": {"count": rows}},
@@ -166,7 +166,7 @@ async def shared_service(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def service(shared_service: Service) -> AsyncIterator[Service]:
-    """Nothing planned, all capacity, kind answers. Histories are checked after the test."""
+    """No planned faults, full capacity, default answers. Histories are checked after the test."""
     yield shared_service
     shared_service.emulator.admin("DELETE", "faults")
     shared_service.admin("unknowns")

@@ -1,4 +1,4 @@
-"""What is true of a run whatever it trains on: one suite for serverless and for dedicated."""
+"""Properties of a run on either backend: one suite for serverless and for dedicated."""
 
 import time
 from pathlib import Path
@@ -24,13 +24,13 @@ FULL = DEDICATED | {"lora_rank": 0, "learning_rate": 0.004}
     ]
 )
 def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What a configuration says about where it trains: all that differs."""
+    """The fields of a configuration that choose the backend: the only ones that differ."""
     fields: dict[str, Any] = request.param
     return fields
 
 
 async def nothing_is_left(run: Run) -> None:
-    """Neither session, job nor deployment of the run."""
+    """The run has left no session, job or deployment."""
     state = run.service.state
     assert [s for s in state["sessions"].values() if s["models"]] == []
     if stored_config(run.ref).dedicated:
@@ -60,7 +60,7 @@ async def test_a_stopped_run_is_resumed(
 
     config = stored_config(run.ref)
     state = rebuilt_state(run.ref, config, time.time())
-    again = await service.go_on(run.ref, config.model_dump(mode="json"), state)
+    again = await service.continue_run(run.ref, config.model_dump(mode="json"), state)
     result = await again.result()
     assert result.steps == 6
     assert [entry.version for entry in again.ledger] == [1, 2, 3, 4, 5, 6]
@@ -68,7 +68,7 @@ async def test_a_stopped_run_is_resumed(
     await nothing_is_left(again)
 
 
-async def test_a_trainer_that_is_taken_away_in_a_step_is_replaced(
+async def test_a_trainer_that_fails_during_a_step_is_replaced(
     service: Service, tmp_path: Path, backend: dict[str, Any]
 ) -> None:
     config = parse_config({"rollout": "a:b", "dataset": "x", "base_model": "m"} | backend)
@@ -79,13 +79,13 @@ async def test_a_trainer_that_is_taken_away_in_a_step_is_replaced(
     assert result.steps == 4
     epochs = [entry.lease_epoch for entry in run.ledger]
     assert epochs == sorted(epochs)
-    assert epochs[0] < epochs[2]  # on a busy machine other leases may be lost, too
+    assert epochs[0] < epochs[2]  # on a busy machine other leases may fail, too
     await run.verified()
     await nothing_is_left(run)
 
 
 @pytest.mark.parametrize("operation", ["forward_backward", "optim_step"])
-async def test_what_a_broken_connection_leaves_in_doubt_is_done_once(
+async def test_a_request_in_doubt_after_a_broken_connection_is_applied_once(
     service: Service, tmp_path: Path, backend: dict[str, Any], operation: str
 ) -> None:
     """The service has applied it, and would apply it again if it were sent again."""
@@ -113,10 +113,10 @@ async def test_the_final_policy_becomes_a_model(
 
 
 @pytest.mark.chaos
-async def test_a_model_of_somebody_else_is_not_taken_for_the_runs_own(
+async def test_a_foreign_model_is_not_taken_for_the_runs_own(
     service: Service, tmp_path: Path, backend: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    """And `everburn resume` promotes what the run has trained, under another id."""
+    """Then `everburn resume` promotes the run's final policy under another id."""
     taken = "taken-" + request.node.callspec.id.replace(", ", "-").replace(" ", "-")
     first = await service.start(tmp_path, rows=4, output_model_id=taken, **backend)
     assert (await first.result()).model == f"accounts/everburn/models/{taken}"
@@ -132,7 +132,7 @@ async def test_a_model_of_somebody_else_is_not_taken_for_the_runs_own(
 
     config = stored_config(run.ref).model_copy(update={"output_model_id": f"{taken}-2"})
     state = rebuilt_state(run.ref, config, time.time())
-    again = await service.go_on(run.ref, config.model_dump(mode="json"), state)
+    again = await service.continue_run(run.ref, config.model_dump(mode="json"), state)
     result = await again.result()
     assert result.model == f"accounts/everburn/models/{taken}-2"
     assert result.steps == 2, "nothing is trained again"
@@ -151,7 +151,7 @@ async def test_a_run_starts_from_another_runs_checkpoint(
 
     second = await service.start(tmp_path, rows=2, init_from_checkpoint=path, **backend)
     result = await second.result()
-    # Weights and optimizer are the other run's; steps and rows begin anew.
+    # Weights and optimizer are the other run's; steps and rows start from zero.
     assert second.state_at(0) == first.state_at(2)
     assert (result.steps, result.rows) == (1, 2)
     assert (await second.verified()).steps == 1
@@ -185,7 +185,7 @@ async def test_a_run_starts_from_an_adapter_with_a_fresh_optimizer(
     ],
     ids=["checkpoint", "adapter"],
 )
-async def test_an_origin_that_is_not_there_ends_the_run_before_any_rollout(
+async def test_a_missing_origin_ends_the_run_before_any_rollout(
     service: Service, tmp_path: Path, backend: dict[str, Any], origin: dict[str, str], text: str
 ) -> None:
     run = await service.start(tmp_path, rows=2, **origin, **backend)

@@ -1,4 +1,4 @@
-"""What only dedicated training has: a job and a deployment to wait for, to fence, to give back."""
+"""Dedicated training only: a job and a deployment to wait for, to fence and to give back."""
 
 import asyncio
 import time
@@ -29,8 +29,8 @@ WORST = {"applies_repetitions": True, "shares_full_parameters": True, "keeps_gra
 
 
 @pytest.fixture
-def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the session, and whether the run still wants it."""
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease checks its session, and whether its run is open, often."""
     monkeypatch.setattr(trainer_activities, "PROBE_INTERVAL", 0.2)
 
 
@@ -43,7 +43,7 @@ def deployments(service: Service) -> DeploymentManager:
 
 
 async def gone(run: Run) -> None:
-    """Return once neither job nor deployment of the run is left."""
+    """Return once the run has neither a job nor a deployment."""
 
     def nothing() -> bool:
         state = run.service.state
@@ -98,9 +98,9 @@ async def test_a_job_to_attach_to_must_exist(service: Service, tmp_path: Path) -
 
 @pytest.mark.chaos
 async def test_a_job_is_kept_alive_while_its_run_is_paused_or_held(
-    service: Service, tmp_path: Path, frequent_looks: None
+    service: Service, tmp_path: Path, frequent_checks: None
 ) -> None:
-    """Beyond its inactivity, after which the service would stop it: so long takes this test."""
+    """The pause lasts longer than the inactivity timeout after which the service stops a job."""
     inactivity = 5.0
     with jobs(service) as manager:
         for job in ("watched", "guarded"):
@@ -138,7 +138,7 @@ async def test_a_job_is_kept_alive_while_its_run_is_paused_or_held(
 # What the control plane refuses
 
 
-async def test_a_quota_that_is_used_up_holds_the_run_before_there_is_a_job(
+async def test_an_exhausted_quota_holds_the_run_before_there_is_a_job(
     service: Service, tmp_path: Path
 ) -> None:
     service.emulator.plan_fault("rlorTrainerJobs", "status", status=402)
@@ -148,7 +148,7 @@ async def test_a_quota_that_is_used_up_holds_the_run_before_there_is_a_job(
     assert (await run.result()).steps == 2
 
 
-async def test_a_quota_that_is_used_up_at_a_publication_holds_the_run(
+async def test_an_exhausted_quota_at_a_publication_holds_the_run(
     service: Service, tmp_path: Path
 ) -> None:
     service.emulator.plan_fault("hot_load", "status", after=1, status=402)
@@ -159,7 +159,9 @@ async def test_a_quota_that_is_used_up_at_a_publication_holds_the_run(
     await run.verified()
 
 
-async def test_an_unreadable_answer_is_asked_for_again(service: Service, tmp_path: Path) -> None:
+async def test_a_request_with_an_unreadable_answer_is_retried(
+    service: Service, tmp_path: Path
+) -> None:
     service.emulator.plan_fault("rlorTrainerJobs", "malformed")
     service.emulator.plan_fault("deployments", "malformed")
     run = await service.start(tmp_path, **LORA)
@@ -167,7 +169,7 @@ async def test_an_unreadable_answer_is_asked_for_again(service: Service, tmp_pat
     assert service.emulator.admin("GET", "faults") == {"faults": []}
 
 
-async def test_a_key_that_is_refused_in_a_recovery_fails_the_run(
+async def test_a_key_refused_during_a_recovery_fails_the_run(
     service: Service, tmp_path: Path
 ) -> None:
     run = await service.start(tmp_path, **LORA | {"rows": 16})
@@ -177,11 +179,11 @@ async def test_a_key_that_is_refused_in_a_recovery_fails_the_run(
     failure = await run.failure()
     assert failure.type == "KeyRefusedError"
     assert "the API key in FIREWORKS_API_KEY is refused" in failure.message
-    assert (await run.status()).lease_epoch == 2, "nobody asked again"
+    assert (await run.status()).lease_epoch == 2, "a further lease was requested"
     await gone(run)
 
 
-async def test_a_key_that_is_refused_in_a_recovery_can_be_mended_while_the_run_holds(
+async def test_a_key_refused_during_a_recovery_can_be_fixed_while_the_run_holds(
     service: Service, tmp_path: Path
 ) -> None:
     run = await service.start(tmp_path, on_fatal="hold", **LORA | {"rows": 6})
@@ -195,9 +197,7 @@ async def test_a_key_that_is_refused_in_a_recovery_can_be_mended_while_the_run_h
     await run.verified()
 
 
-async def test_a_job_that_was_attached_to_and_is_deleted_ends_the_run(
-    service: Service, tmp_path: Path
-) -> None:
+async def test_deleting_the_attached_job_ends_the_run(service: Service, tmp_path: Path) -> None:
     with jobs(service) as manager:
         manager.create_and_wait(
             TrainerJobConfig(
@@ -218,7 +218,7 @@ async def test_a_job_that_was_attached_to_and_is_deleted_ends_the_run(
 # Cleanup
 
 
-async def test_what_the_run_did_not_make_is_kept(service: Service, tmp_path: Path) -> None:
+async def test_a_job_that_the_run_did_not_make_is_kept(service: Service, tmp_path: Path) -> None:
     with jobs(service) as manager:
         manager.create_and_wait(
             TrainerJobConfig(
@@ -237,8 +237,8 @@ async def test_what_the_run_did_not_make_is_kept(service: Service, tmp_path: Pat
     assert state["deployments"][run.provisioned.deployment_id] == {"replicas": []}
 
 
-async def test_a_run_that_is_cancelled_or_terminated_leaves_nothing(
-    service: Service, tmp_path: Path, frequent_looks: None
+async def test_a_cancelled_or_terminated_run_leaves_no_job_or_deployment(
+    service: Service, tmp_path: Path, frequent_checks: None
 ) -> None:
     cancelled = await service.start(tmp_path, **LORA | {"rows": 40})
     terminated = await service.start(tmp_path, **LORA | {"rows": 40})
@@ -250,10 +250,11 @@ async def test_a_run_that_is_cancelled_or_terminated_leaves_nothing(
     await gone(terminated)
 
 
-async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
-    service: Service, tmp_path: Path, frequent_looks: None, monkeypatch: pytest.MonkeyPatch
+async def test_a_resumed_run_keeps_what_its_terminated_incarnation_made(
+    service: Service, tmp_path: Path, frequent_checks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That incarnation's lease finds no run, and its cleanup comes when there is one again."""
+    """The terminated incarnation's lease finds no open run. Its cleanup executes after the run was
+    resumed."""
     asked, late = asyncio.Event(), Gate()
     check = RunLiveness.is_alive
 
@@ -271,7 +272,7 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     await until(asked.is_set)
     config = stored_config(run.ref)
     state = rebuilt_state(run.ref, config, time.time())
-    again = await service.go_on(run.ref, config.model_dump(mode="json"), state)
+    again = await service.continue_run(run.ref, config.model_dump(mode="json"), state)
     await again.until_step(state.step.committed + 1)
     late.open()
     await service.client.get_workflow_handle(f"{run.ref.id}/lease-1").result()
@@ -282,7 +283,7 @@ async def test_a_run_that_is_resumed_keeps_what_its_terminated_life_had_made(
     await gone(again)
 
 
-async def test_a_run_that_fails_leaves_nothing(service: Service, tmp_path: Path) -> None:
+async def test_a_failed_run_leaves_no_job_or_deployment(service: Service, tmp_path: Path) -> None:
     run = await service.start(
         tmp_path, **LORA | {"rollout": "support.small_numbers:make_broken_rollout_fn"}
     )
@@ -294,7 +295,7 @@ async def test_a_run_that_fails_leaves_nothing(service: Service, tmp_path: Path)
 
 
 @pytest.mark.parametrize("merged", [False, True])
-async def test_an_adapter_becomes_a_model_as_it_is_or_merged_into_its_base_model(
+async def test_an_adapter_is_promoted_as_it_is_or_merged_into_its_base_model(
     service: Service, tmp_path: Path, merged: bool
 ) -> None:
     model_id = f"adapter-merged-{merged}".lower()
@@ -305,7 +306,7 @@ async def test_an_adapter_becomes_a_model_as_it_is_or_merged_into_its_base_model
     promoted, weights = models.get(name), models.weights(name)
     kind = promoted.described()["kind"]
     assert kind == ("HF_BASE_MODEL" if merged else "HF_PEFT_ADDON")
-    # Only the merged one has the base model's parameters, and none of an adapter's.
+    # Only the merged model has the base model's parameters, and none of an adapter's.
     assert ("model.embed_tokens.weight" in weights) == merged
     assert any(".lora_" in each for each in weights) != merged
     await gone(run)
@@ -336,7 +337,9 @@ async def test_a_run_starts_from_a_checkpoint_of_another_job(
     await gone(second)
 
 
-async def test_serverless_training_has_no_part_in_jobs(service: Service, tmp_path: Path) -> None:
+async def test_a_serverless_run_cannot_start_from_a_jobs_checkpoint(
+    service: Service, tmp_path: Path
+) -> None:
     run = await service.start(
         tmp_path, backend="emulator", init_from_checkpoint="cross_job://some-job/state-2"
     )
@@ -359,7 +362,7 @@ async def test_a_publication_that_fails_once_costs_a_recovery(
     await run.verified()
 
 
-async def test_replicas_that_load_slowly_and_one_by_one_are_waited_for(
+async def test_a_publication_waits_for_replicas_that_load_one_by_one(
     service: Service, tmp_path: Path
 ) -> None:
     service.admin("hotload", seconds=0.3)
@@ -372,7 +375,7 @@ async def test_replicas_that_load_slowly_and_one_by_one_are_waited_for(
     await run.verified()
 
 
-async def test_a_publication_that_fails_each_time_ends_the_run_in_the_servers_words(
+async def test_a_publication_that_keeps_failing_ends_the_run_with_its_error(
     service: Service, tmp_path: Path
 ) -> None:
     run = await service.start(tmp_path, on_fatal="fail", **LORA | {"rows": 16})
@@ -383,10 +386,10 @@ async def test_a_publication_that_fails_each_time_ends_the_run_in_the_servers_wo
     assert "injected fault: the weights can't be read" in failure.message
 
 
-async def test_a_snapshot_put_in_the_place_of_the_runs_is_noticed(
-    service: Service, tmp_path: Path, frequent_looks: None
+async def test_a_foreign_snapshot_in_place_of_the_runs_own_is_noticed(
+    service: Service, tmp_path: Path, frequent_checks: None
 ) -> None:
-    """As an earlier holder does whose last call took long."""
+    """An earlier holder whose last call took long does this."""
     run = await service.start(tmp_path, **LORA | {"rows": 12})
     await run.until_step(1)
     first = current_publication(run.store)
@@ -398,7 +401,7 @@ async def test_a_snapshot_put_in_the_place_of_the_runs_is_noticed(
         status = await run.status()
         return not status.groups_in_flight and not status.groups_ready
 
-    await until(quiet, lambda: "the run doesn't come to rest", 60)
+    await until(quiet, lambda: "the run doesn't settle", 60)
     with deployments(service) as manager:
         manager.hotload(run.provisioned.deployment_id, TINY, first.snapshot)
 
@@ -420,7 +423,7 @@ async def test_a_snapshot_put_in_the_place_of_the_runs_is_noticed(
     [
         # The old holder's gradients stay where the new one adds its own.
         ("forward_backward", "status", {"status": 410, "applied": True}),
-        # Applied, its answer lost, sent again and applied again.
+        # The update is applied, its answer is lost, and the repetition is applied again.
         ("forward_backward", "drop", {"applied": True}),
         ("optim_step", "drop", {"applied": True}),
         ("optim_step", "preempt_job", {}),
@@ -449,7 +452,7 @@ async def test_every_step_is_applied_once(
     assert (await run.verified()).steps == 4
 
 
-async def test_a_new_holder_starts_from_what_was_saved_and_nothing_else(
+async def test_a_new_holder_starts_from_the_saved_state_only(
     service: Service, tmp_path: Path
 ) -> None:
     service.admin("unknowns", **WORST)
@@ -462,10 +465,10 @@ async def test_a_new_holder_starts_from_what_was_saved_and_nothing_else(
     assert (await run.verified()).steps == 4
 
 
-async def test_a_run_does_not_begin_where_an_earlier_one_has_trained(
+async def test_a_run_does_not_start_from_weights_that_an_earlier_run_trained(
     service: Service, tmp_path: Path
 ) -> None:
-    """Both are attached to one job, whose models share weights, optimizer and gradients."""
+    """Both runs are attached to one job, whose models share weights, optimizer and gradients."""
     service.admin("unknowns", **WORST)
     with jobs(service) as manager:
         manager.create_and_wait(
@@ -497,6 +500,6 @@ async def test_a_run_does_not_begin_where_an_earlier_one_has_trained(
         assert (await run.verified()).steps == 2
 
 
-def test_the_configuration_is_all_that_differs(tmp_path: Path) -> None:
+def test_the_backends_configurations_differ_in_one_field(tmp_path: Path) -> None:
     local, dedicated = a_config(tmp_path), a_config(tmp_path, backend="emulator-dedicated")
     assert {key for key in dedicated if dedicated[key] != local.get(key)} == {"backend"}

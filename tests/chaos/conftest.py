@@ -1,4 +1,4 @@
-"""One stack for all chaos tests, and the troubles and runs of each."""
+"""One stack for all chaos tests; each test has its own troubles and runs."""
 
 from collections.abc import AsyncIterator
 
@@ -17,13 +17,13 @@ async def chaos_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 
 @pytest.fixture(params=["serverless", pytest.param("dedicated", marks=pytest.mark.chaos)])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Every case is played on both; a test that is about one of them says so."""
+    """Each test runs on both backends unless it requests one of them."""
     return str(request.param)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def chaos(chaos_stack: Stack, backend: str) -> AsyncIterator[Chaos]:
-    """The stack, all of it up, and nothing planned."""
+    """The stack with all processes up and nothing planned."""
     opened = Chaos(chaos_stack, chaos_stack.processes.folder, backend)
     await opened.emulator_answers()
     await opened.begin()
@@ -33,7 +33,7 @@ async def chaos(chaos_stack: Stack, backend: str) -> AsyncIterator[Chaos]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def standby(chaos_stack: Stack) -> AsyncIterator[None]:
-    """A second trainer worker: one holds, the other stands by."""
+    """A second trainer worker: one holds the lease, the other stands by."""
     command = process_command("worker", "trainer", "--address", chaos_stack.address)
     chaos_stack.processes.start("trainer-2", command)
     yield

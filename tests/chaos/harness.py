@@ -1,7 +1,7 @@
-"""A stack of real processes, and runs on it that a test puts into trouble.
+"""A stack of real processes, with runs on it and planned troubles.
 
 Owns how tests plan what happens at a named point (kill_points.py), start runs of the tiny task and
-hold them to what must be true at the end (tests/system/audit.py).
+audit them at the end (tests/system/audit.py).
 """
 
 import itertools
@@ -36,13 +36,13 @@ from workflows.run.train_run import TrainRun
 PATIENCE = 180.0
 """Seconds for a run of a few steps, deaths included, on a busy machine."""
 OFTEN = "limit.historyCount.suggestContinueAsNew=150"
-"""Runs of these tests continue as new after every step or two, so that chaos meets that too."""
+"""Runs of these tests continue as new after every step or two, so that troubles hit that too."""
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something planned for a named point."""
+    """An event that is planned for a named point."""
 
     file: Path
     plan: Plan
@@ -54,7 +54,7 @@ class Trouble:
 
 @dataclass
 class Run(StartedRun):
-    """A run of the tiny task, as its test sees it."""
+    """A run of the tiny task and what its test reads of it."""
 
     executed: Path
 
@@ -71,21 +71,21 @@ class Run(StartedRun):
 
 @dataclass
 class Chaos:
-    """What a test has at hand."""
+    """The stack, the troubles and the runs of one test."""
 
     stack: Stack
     folder: Path
-    """Of the session: runs, logs and plans."""
+    """The test session's folder of runs, logs and plans."""
     backend: str = "serverless"
     """Where runs train (tests/system/tiny_task.py), unless their fields say otherwise."""
     troubles: list[Trouble] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     known_sessions: set[str] = field(default_factory=set)
-    """Of the emulator, when the test began: of earlier tests' dead holders, until they expire."""
+    """The emulator's sessions when the test began: those of earlier tests, until they expire."""
     known_deaths: int = 0
 
     async def begin(self) -> None:
-        """Take note of what there is already. Raises what keeps processes from coming back."""
+        """Record the existing sessions and deaths. Raises if a process can't be restarted."""
         self.stack.processes.check()
         self.known_sessions = set(await self.sessions())
         self.known_deaths = len(self.stack.processes.deaths)
@@ -98,7 +98,7 @@ class Chaos:
         skip: int = 0,
         times: int = 1,
     ) -> Trouble:
-        """From now on this happens at a named point."""
+        """Plan an event at a named point, from now on."""
         trouble = Trouble(
             self.folder / "plans" / f"{next(_numbers)}.plan", Plan(point, action, skip, times)
         )
@@ -107,11 +107,11 @@ class Chaos:
         return trouble
 
     async def frozen(self, trouble: Trouble) -> str:
-        """Which process has come to the point, once it stands still there."""
+        """The name of the process that has reached the point, once it is frozen there."""
         names = self.stack.processes.frozen
         await until(
             lambda: trouble.met and bool(names()),
-            lambda: f"nobody came to {trouble.plan}",
+            lambda: f"no process reached {trouble.plan}",
             PATIENCE,
         )
         (name,) = names()
@@ -132,13 +132,13 @@ class Chaos:
         await self._emulator("POST", path, body)
 
     async def sessions(self) -> dict[str, Any]:
-        """The trainer sessions that live in the emulator."""
+        """The open trainer sessions of the emulator."""
         found = (await self._emulator("GET", "state"))["sessions"]
         assert isinstance(found, dict)
         return found
 
     async def start(self, rows: int = 8, task: str = "system.tiny_task", **fields: Any) -> Run:
-        """Start a run; fields are its configuration's."""
+        """Start a run with these fields of its configuration."""
         name = f"run-{next(_numbers)}"
         executed = self.folder / f"{name}.executions"
         executed.touch()
@@ -162,12 +162,12 @@ class Chaos:
         patience: float = PATIENCE,
         again: Collection[int] = (),
     ) -> Verified:
-        """The run completes, its troubles all happened, it is what it should be, and what it had
-        made at the service is gone. again: rows that were begun anew on purpose."""
+        """The run completes, all its troubles happened, its audit passes, and the service keeps
+        nothing of it. again: rows that were started again on purpose."""
         result = await run.result(patience)
         assert result.steps == steps
         for trouble in self.troubles:
-            assert trouble.met, f"nobody came to {trouble.plan}"
+            assert trouble.met, f"no process reached {trouble.plan}"
         await self.emulator_answers()
         unknowns = (await self._emulator("GET", "state"))["unknowns"]
         assert all(unknowns.values()), f"the emulator wasn't at its worst: {unknowns}"
@@ -176,17 +176,17 @@ class Chaos:
 
     @property
     def deaths(self) -> list[Death]:
-        """Of this test."""
+        """The deaths of processes during this test."""
         return self.stack.processes.deaths[self.known_deaths :]
 
     @property
     def sessions_of_the_dead(self) -> set[str]:
-        """No audit waits until the service has missed signs of life that nobody can send: those of
-        processes that are known to be dead."""
+        """Sessions of processes that are known to be dead: an audit doesn't wait until the service
+        misses their heartbeats."""
         return sessions_of_the_dead(self.folder / "plans")
 
     async def no_session_left(self) -> None:
-        """Whoever has opened a session closes it, or it ends at the service."""
+        """All sessions of this test's runs were closed, or have expired at the service."""
         await check_no_session_lives(self.stack, self.known_sessions)
 
     async def emulator_answers(self) -> None:
@@ -200,7 +200,7 @@ class Chaos:
         await until(answers, lambda: "the emulator doesn't come back", PATIENCE)
 
     async def close(self) -> None:
-        """End what a failed test has left, and plan nothing any more."""
+        """End the runs of a failed test and delete all plans."""
         await self.stack.answers()
         for trouble in self.troubles:
             trouble.file.unlink(missing_ok=True)
@@ -210,7 +210,7 @@ class Chaos:
             try:
                 await run.handle.terminate("its test is over")
             except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended
+                if error.status is not RPCStatusCode.NOT_FOUND:  # the run has ended
                     raise
         await self.emulator_answers()
         await self._emulator("DELETE", "faults")
@@ -230,8 +230,8 @@ class Chaos:
 
 @asynccontextmanager
 async def open_stack(folder: Path) -> AsyncIterator[Stack]:
-    """A stack of processes with named points, and an emulator at its worst; whatever dies starts
-    again after a second."""
+    """A stack of processes with named points, and an emulator at its worst. A process that dies
+    starts again after a second."""
     plans = folder / "plans"
     plans.mkdir()
     paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
@@ -252,7 +252,7 @@ def process_command(*arguments: str) -> list[str]:
 
 
 def leftover_processes(plans: Path) -> list[psutil.Process]:
-    """Processes that were started for a stack, by us or by each other."""
+    """Processes that were started for a stack, by the test or by each other."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,16 +1,16 @@
 """Named points in Everburn's processes at which a test makes them die, stop, or meet a full disk.
 
-Runs inside the processes (tests/chaos/process.py), whose functions it wraps; the product knows
-nothing of it. A plan is a file in the folder of EVERBURN_CHAOS, so that tests can make plans for
-processes that run already. The first process that reaches a planned point takes the plan; from
-then on it is called `<name>.hit`.
+Runs inside the processes (tests/chaos/process.py), whose functions it wraps; product code doesn't
+depend on it. A plan is a file in the folder of EVERBURN_CHAOS, so that tests can make plans for
+running processes. The first process that reaches a planned point takes the plan; from then on the
+plan is called `<name>.hit`.
 
-A point is `before CALL` or `after CALL`. Calls: of the trainer session, `open`, `forward_backward`,
-`optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`, `promote ID`, `probe`;
-of recovery, `replay STEP`; of a dedicated run's provisioning, `advance`, `clean_up` and `hotload
-NAME`; of the store, `put KEY` and `append KEY`; of the orchestrator, `continue_as_new` and `amend
-INDEX`, an evaluation's addition to the metrics; of the emulator, `serve OPERATION` and `serve
-checkpoint NAME`. Planned points are patterns, as in a shell.
+A point is `before CALL` or `after CALL`. The calls of the trainer session: `open`,
+`forward_backward`, `optim_step`, `publish NAME`, `save_checkpoint NAME`, `load_checkpoint PATH`,
+`promote ID`, `probe`; of a recovery: `replay STEP`; of a dedicated run's provisioning: `advance`,
+`clean_up` and `hotload NAME`; of the store: `put KEY` and `append KEY`; of the orchestrator:
+`continue_as_new` and `amend INDEX`, an evaluation's addition to the metrics; of the emulator:
+`serve OPERATION` and `serve checkpoint NAME`. Planned points are patterns, as in a shell.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ import psutil
 FOLDER = "EVERBURN_CHAOS"
 
 Name = Callable[..., str]
-"""What a call is called, by its arguments."""
+"""The name of a call, made of its arguments."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens at a point. skip: how often a process passes it first. times: for a full disk,
-    how often it is met.
+    """An event at a point. skip: how often processes pass the point first. times: for a full disk,
+    how often it fails the call.
 
     `kill` is a SIGKILL of the process itself, `freeze` a SIGSTOP; `full` fails the call as a full
     disk does.
@@ -52,13 +52,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Holder:
-    """The process of a trainer session. began: which tells it from a later one of that number."""
+    """The process of a trainer session. began: distinguishes it from a later one with its pid."""
 
     pid: int
     began: float
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.pid).create_time() == self.began
         return False
@@ -72,7 +72,7 @@ class Points:
         self._passed: Counter[str] = Counter()
 
     def reach(self, point: str) -> None:
-        """Do what is planned here, if anything is."""
+        """Execute the plan for this point, if there is one."""
         for file, plan in self._plans():
             if not fnmatch.fnmatchcase(point, plan.point):
                 continue
@@ -89,7 +89,7 @@ class Points:
 
 
 def _take(file: Path, plan: Plan) -> bool:
-    """Whether this process is the one that acts."""
+    """Whether this process is the one that takes the plan."""
     try:
         file.rename(file.with_suffix(".hit"))
     except FileNotFoundError:
@@ -111,19 +111,19 @@ def _act(plan: Plan, point: str) -> None:
 
 
 def write_plan(file: Path, plan: Plan) -> None:
-    """Make a plan known."""
+    """Write a plan for the processes to find."""
     _write(file, asdict(plan))
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps(values))
     draft.rename(file)
 
 
 def install() -> None:
-    """Wrap what this process may call."""
+    """Wrap the functions that this process may call."""
     points = Points(Path(os.environ[FOLDER]))
     _wrap_store(points)
     _wrap_workflows(points)
@@ -133,7 +133,7 @@ def install() -> None:
 
 
 def install_for_trainer() -> None:
-    """Wrap the trainer session: it imports the SDK."""
+    """Wrap the trainer session, which imports the SDK."""
     points = Points(Path(os.environ[FOLDER]))
     from everburn.records import replay
     from everburn.trainers.dedicated import DedicatedTrainer
@@ -158,7 +158,7 @@ def install_for_trainer() -> None:
 
 
 def _note_holders(folder: Path) -> None:
-    """Write down which process holds a session, in `<session>.holder`."""
+    """Record which process holds a session, in `<session>.holder`."""
     from everburn.trainers.serverless import ServerlessTrainer
 
     begin = ServerlessTrainer.__init__
@@ -172,8 +172,8 @@ def _note_holders(folder: Path) -> None:
 
 
 def sessions_of_the_dead(folder: Path) -> set[str]:
-    """Those whose holder is no more, and can't send a sign of life for them."""
-    return {file.stem for file in folder.glob("*.holder") if not _holder(file).lives}
+    """The sessions whose holder process has died, so that it sends no heartbeats for them."""
+    return {file.stem for file in folder.glob("*.holder") if not _holder(file).is_running}
 
 
 def _holder(file: Path) -> Holder:
@@ -196,7 +196,7 @@ def install_for_emulator() -> None:
 def _wrap_store(points: Points) -> None:
     from everburn.records import store
 
-    # Below the translation of errors, so that a full disk is met as it is.
+    # Below the translation of errors, so that a full disk raises the operating system's error.
     write = store._write_atomically
 
     def write_at_point(path: Path, data: bytes, *, once: bool) -> None:
@@ -242,7 +242,7 @@ def _wrap(owner: Any, name: str, points: Points, call: Name) -> None:
 
 
 def _wrapped(function: Callable[..., Any], points: Points, call: Name) -> Callable[..., Any]:
-    """The function between its two points; of an awaitable, the second follows its outcome."""
+    """Wrap a function in its two points; for an awaitable, the second follows its result."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> Any:
@@ -271,7 +271,7 @@ def _with_argument(name: str) -> Name:
 
 
 def _key(path: Path) -> str:
-    """A file's key in its run's folder, by the folder's owner file."""
+    """A file's key in its run's folder, which is the one with an owner file."""
     for folder in path.parents:
         if (folder / "owner.json").exists():
             return str(path.relative_to(folder))

@@ -1,8 +1,8 @@
-"""The tiny task with user code that does what it shouldn't, where a run's `extras` say so.
+"""The tiny task with user code that misbehaves as a run's `extras` say.
 
-extras: `late`, rows whose completions take longer, or where there is a `gate` wait for that file;
-`flat`, rows that teach nothing; `mischief`,
-what completion 1 of row 2 does, the first time it is run, or each time where `always` is set.
+extras: `late`, rows whose completions take longer, or wait for the file `gate` if it is set;
+`flat`, rows without a training signal; `mischief`, what completion 1 of row 2 does on its first
+execution, or on each execution if `always` is set.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ LATE = 1.5
 BLOCKED = 12.0
 """Seconds: longer than the heartbeat timeout of a rollout."""
 PATIENCE = 120.0
-"""Seconds for a test to open its gate."""
+"""Seconds until a test has opened its gate."""
 PLACE = (2, 1)
 
 
@@ -49,7 +49,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 async def prepare_batch(batch: Batch) -> list[list[list[float]]]:
-    """Advantages that take a forward pass: what the policy itself finds likely, times the usual."""
+    """Advantages that need a forward pass: the usual ones times the policy's likelihoods."""
     completions = [completion for group in batch.groups for completion in group.completions]
     tokens = [list(completion.rollout.segments[0].tokens) for completion in completions]
     scores = iter(await batch.logprobs(tokens))
@@ -64,7 +64,7 @@ async def prepare_batch(batch: Batch) -> list[list[list[float]]]:
 
 
 def loss(data: Any, logprobs: Any, mischief: str, marker: str | None = None) -> Any:
-    """Never comes to a loss. marker: a file that says it was called."""
+    """A loss function that never returns. marker: a file that records the call."""
     if marker is not None:
         Path(marker).touch()
     if mischief == "exit":
@@ -81,7 +81,7 @@ async def _be_late(setup: RolloutSetup) -> None:
 
 
 def _due(setup: RolloutSetup) -> bool:
-    """Each time, or only the first."""
+    """Whether the mischief is due: on each execution, or only on the first."""
     done = Path(f"{setup.extras['executions']}.mischief")
     first = not done.exists()
     done.touch()
@@ -102,7 +102,7 @@ async def block_for_ever() -> None:
 
 async def raise_in_a_thread() -> None:
     def fail() -> None:
-        raise RuntimeError("nobody waits for this thread")
+        raise RuntimeError("no caller waits for this thread")
 
     thread = threading.Thread(target=fail)
     thread.start()

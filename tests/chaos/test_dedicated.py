@@ -1,7 +1,7 @@
-"""What only dedicated training has: a job and a deployment, which outlive whoever looks after them,
-hotload, the fence around a trainer that others may share, and adapters on it.
+"""Dedicated training only: a job and a deployment, which outlive the worker that manages them,
+hotload, the fence around a trainer that several runs may share, and its adapters.
 
-Everything else is played on both backends by the other files.
+The other files test everything else on both backends.
 """
 
 import pytest
@@ -22,7 +22,7 @@ LORA = {"lora_rank": 4, "learning_rate": 0.01}
         ("before publish policy-0002-*", 0, [1, 2, 2, 2]),
         ("after publish policy-0002-*", 0, [1, 2, 2, 2]),
         ("after put publications/*/000002.json", 0, [1, 2, 2, 2]),
-        # The step isn't undone: its version serves already.
+        # The step isn't undone: its version is served already.
         ("after save_checkpoint state-2", 0, [1, 1, 2, 2]),
         ("after put fingerprints/*", 1, [1, 1, 2, 2]),  # the first is that of state-0
     ],
@@ -50,9 +50,7 @@ async def test_the_trainer_of_an_adapter_dies_with_gradients_of_a_step(chaos: Ch
     "point",
     ["after put fingerprints/*", "before hotload policy-0002-*", "after hotload policy-0002-*"],
 )
-async def test_the_trainer_dies_at_what_only_dedicated_training_does(
-    chaos: Chaos, point: str
-) -> None:
+async def test_the_trainer_dies_at_a_call_of_dedicated_training(chaos: Chaos, point: str) -> None:
     at_checkpoint = "fingerprints" in point
     chaos.plan(point, skip=int(at_checkpoint))  # the first is that of state-0
     run = await chaos.start()
@@ -61,10 +59,10 @@ async def test_the_trainer_dies_at_what_only_dedicated_training_does(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_the_trainer_dies_again_while_it_drops_what_another_has_left(
+async def test_the_trainer_dies_again_while_it_drops_leftover_gradients(
     chaos: Chaos, moment: str
 ) -> None:
-    """Gradients of the first holder, by an optimizer step that changes nothing."""
+    """The next holder drops the first one's gradients by an optimizer step without effect."""
     sent = chaos.plan("after forward_backward", "freeze")
     run = await chaos.start()
     assert await chaos.frozen(sent) == "trainer"
@@ -92,7 +90,7 @@ async def test_the_trainer_dies_before_the_first_lease(chaos: Chaos, point: str)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_the_trainer_dies_over_the_cleanup(chaos: Chaos, moment: str) -> None:
+async def test_the_trainer_dies_during_the_cleanup(chaos: Chaos, moment: str) -> None:
     chaos.plan(f"{moment} clean_up")
     run = await chaos.start(rows=4)
     await chaos.survived(run, steps=2)
@@ -103,10 +101,8 @@ async def test_the_trainer_dies_over_the_cleanup(chaos: Chaos, moment: str) -> N
 @pytest.mark.parametrize(
     "call", ["create_job", "create_deployment", "hotload", "delete_deployment", "delete_job"]
 )
-async def test_the_service_dies_over_what_the_run_rents(
-    chaos: Chaos, call: str, moment: str
-) -> None:
-    """It keeps what it had written of jobs and deployments."""
+async def test_the_service_dies_during_provisioning(chaos: Chaos, call: str, moment: str) -> None:
+    """The service keeps the jobs and deployments that it has recorded."""
     chaos.plan(f"{moment} serve {call}")
     run = await chaos.start(rows=4)
     await chaos.survived(run, steps=2)
@@ -115,14 +111,14 @@ async def test_the_service_dies_over_what_the_run_rents(
 @pytest.mark.parametrize(
     "point", ["before optim_step", "after optim_step", "before publish policy-0002-e1*"]
 )
-async def test_a_frozen_holder_comes_back_to_a_trainer_that_is_taken(
+async def test_a_frozen_holder_comes_back_after_it_was_replaced(
     chaos: Chaos, standby: None, point: str
 ) -> None:
-    """It sends what it had in hand; the model it holds has been unloaded."""
+    """The holder sends its pending request for a model that has been unloaded."""
     moment = chaos.plan(point, "freeze", skip=0 if "0002" in point else 1)
     run = await chaos.start(rows=12)
     late = await chaos.frozen(moment)
-    # Until another has taken the step that the holder was at.
+    # Until another holder has committed the step of the frozen one.
     await run.until_step(3)
     chaos.stack.processes.thaw(late)
     await chaos.survived(run, steps=6)

@@ -1,4 +1,4 @@
-"""kill -9 of the training service: its sessions die with it, and their snapshots."""
+"""kill -9 of the training service: its sessions and their snapshots are gone with it."""
 
 import pytest
 
@@ -58,7 +58,7 @@ async def test_the_service_dies_during_an_evaluation(chaos: Chaos) -> None:
 
 @pytest.mark.chaos
 async def test_the_service_dies_while_only_rollouts_run(chaos: Chaos) -> None:
-    """Nothing trains, so that only the holder's looks can notice."""
+    """Nothing trains, so only the holder's checks can notice it."""
     rollout = chaos.plan("before put rollouts/row-000000.0/completion-0.parquet", "freeze")
     run = await chaos.start(rows=4)
     await chaos.frozen(rollout)

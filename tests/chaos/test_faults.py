@@ -1,4 +1,4 @@
-"""What a network, a gateway and a training service do on a bad day, short of dying."""
+"""Faults of a network, a gateway and a training service that keeps running."""
 
 import uuid
 from dataclasses import asdict, replace
@@ -29,7 +29,7 @@ REFUSED_THOUGH_APPLIED: list[tuple[str, int]] = [
     ("optim_step", 503),
 ]
 END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
-    # Whether these were applied isn't known, and a service may apply them again.
+    # It is unknown whether these were applied, and a service may apply them again.
     ("forward_backward", "drop", {"applied": True}),
     ("forward_backward", "status", {"status": 502, "applied": True}),
     ("optim_step", "drop", {"applied": True}),
@@ -46,7 +46,7 @@ END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
     ("save_weights", "status", {"status": 410, "applied": True}),
     # Every backward has succeeded, and the optimizer finds no gradients.
     ("optim_step", "wipe_gradients", {}),
-    # Applied again when it is repeated: the update is of more sequences than were sent, or of none.
+    # A repetition is applied again: the update covers more sequences than were sent, or none.
     *(
         (operation, "status", {"status": status, "applied": True})
         for operation, status in REFUSED_THOUGH_APPLIED
@@ -54,8 +54,8 @@ END_THE_SESSION: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-async def test_gradients_that_vanish_are_missed_at_the_update(chaos: Chaos) -> None:
-    """The trainer forgets the first submission of a step, and takes the second for all of it."""
+async def test_vanished_gradients_are_noticed_at_the_update(chaos: Chaos) -> None:
+    """The trainer forgets the first submission of a step and trains on the second only."""
     gate = chaos.folder / f"gate-{uuid.uuid4().hex[:8]}"
     run = await chaos.start(rows=2, task="chaos.tasks", extras={"late": [1], "gate": str(gate)})
 
@@ -97,10 +97,11 @@ async def test_the_session_survives(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("operation", "status"), REFUSED_THOUGH_APPLIED)
-async def test_a_refusal_of_what_was_applied_is_survived_where_repetitions_are_known(
+async def test_a_request_refused_after_it_was_applied_costs_no_session(
     chaos: Chaos, operation: str, status: int
 ) -> None:
-    """Where they aren't, the session is replaced (END_THE_SESSION)."""
+    """This needs a service that recognizes repetitions; with another, the session is replaced
+    (END_THE_SESSION)."""
     await chaos.admin("unknowns", **asdict(replace(WORST_CASE, applies_repetitions=False)))
     run = await chaos.start()
     await run.until_step(1)
@@ -126,10 +127,10 @@ async def test_the_session_is_replaced(
 
 
 @pytest.mark.chaos
-async def test_a_session_that_ends_while_nothing_trains_is_missed_all_the_same(
+async def test_a_session_that_ends_while_nothing_trains_is_noticed(
     chaos: Chaos,
 ) -> None:
-    """The holder looks after it, so that its end isn't found out by the next step."""
+    """The holder probes the session, so the run notices its end before the next step."""
     run = await chaos.start()
     await run.until_step(1)
     await run.handle.execute_update("pause")
@@ -141,7 +142,7 @@ async def test_a_session_that_ends_while_nothing_trains_is_missed_all_the_same(
 
 
 @pytest.mark.chaos
-async def test_a_step_that_kills_its_trainer_each_time_ends_the_run_by_name(chaos: Chaos) -> None:
+async def test_a_step_that_always_kills_its_trainer_ends_the_run_and_is_named(chaos: Chaos) -> None:
     run = await chaos.start(on_fatal="hold")
     await run.until_step(1)
     await chaos.fault("optim_step", "status", status=410, count=3)

@@ -1,14 +1,14 @@
-"""A disk without space is waited for: nothing that was done is done again, and nothing is lost."""
+"""A run waits while the disk is full: no work is repeated and nothing is lost."""
 
 import pytest
 
 from chaos.harness import Chaos
 
 MORE_THAN_ATTEMPTS = 10
-"""How often there is no space: more often than anything that fails is tried again."""
+"""How often there is no space: more often than any failure is retried."""
 CALLS = "before append rollouts/row-000002.0/_calls-1.jsonl"
-"""A call that can't be recorded isn't waited for, since it would merely be made again: each of a
-completion's two is tried once."""
+"""The record of a sampling call isn't waited for, since without it the call would only be repeated:
+each of a completion's two is tried once."""
 WRITES = [
     "before put rollouts/row-000003.0/completion-1.parquet",
     "before put groups/row-000003.0.json",

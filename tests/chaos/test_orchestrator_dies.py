@@ -1,4 +1,4 @@
-"""kill -9 of the orchestrator at its writes and at its own turning points."""
+"""kill -9 of the orchestrator at its writes and between them."""
 
 from collections.abc import AsyncIterator
 
@@ -22,11 +22,11 @@ FREE_OF_EVALUATION = [
 ]
 
 
-async def test_a_step_is_committed_once_though_the_committer_died(chaos: Chaos) -> None:
+async def test_a_step_is_committed_once_even_if_the_committer_dies(chaos: Chaos) -> None:
     chaos.plan("after put ledger/000002.json")
     run = await chaos.start()
     await chaos.survived(run)
-    # Nothing but the orchestrator was disturbed: the trainer kept its session.
+    # Only the orchestrator died: the trainer kept its session.
     assert [entry.lease_epoch for entry in run.ledger] == [1, 1, 1, 1]
 
 
@@ -51,7 +51,8 @@ async def test_the_orchestrator_dies(chaos: Chaos, point: str) -> None:
     ],
 )
 async def test_the_orchestrator_dies_while_the_trainer_works(chaos: Chaos, point: str) -> None:
-    """What it had asked for is done when it is back, once."""
+    """The trainer's operation is executed once, and its result is there when the orchestrator is
+    back."""
     moment = chaos.plan(point, "freeze")
     run = await chaos.start()
     assert await chaos.frozen(moment) == "trainer"
@@ -63,8 +64,10 @@ async def test_the_orchestrator_dies_while_the_trainer_works(chaos: Chaos, point
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_the_orchestrator_dies_over_a_step_without_update(chaos: Chaos, moment: str) -> None:
-    """It writes the publication record itself: the previous snapshot serves the new version."""
+async def test_the_orchestrator_dies_during_a_step_without_update(
+    chaos: Chaos, moment: str
+) -> None:
+    """The orchestrator writes this publication: the previous snapshot serves the new version."""
     chaos.plan(f"{moment} put publications/lease-000001/000002.json")
     run = await chaos.start(
         task="chaos.tasks", max_head_offpolicy_versions=0, shuffle=False, extras={"flat": [2, 3]}
@@ -91,7 +94,7 @@ async def test_the_orchestrator_dies_during_an_evaluation(chaos: Chaos) -> None:
 async def test_the_orchestrator_dies_while_it_records_an_evaluation(
     chaos: Chaos, moment: str
 ) -> None:
-    """An evaluation amends the metrics of its step."""
+    """An evaluation adds to the metrics of its step."""
     held_out = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
     chaos.plan(f"{moment} amend 4")
     run = await chaos.start(evaluation_dataset=held_out)
@@ -112,10 +115,10 @@ async def second_orchestrator(chaos: Chaos) -> AsyncIterator[None]:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("file", ["000002.json", "current.json"])
-async def test_an_orchestrator_that_comes_back_sets_no_version_back(
+async def test_an_orchestrator_that_comes_back_reverts_no_version(
     chaos: Chaos, second_orchestrator: None, file: str
 ) -> None:
-    """It stood still before its own write of a publication that another has made since."""
+    """It was frozen before it wrote a publication that another orchestrator has written since."""
     run = await chaos.start(
         rows=12,
         task="chaos.tasks",
@@ -123,7 +126,7 @@ async def test_an_orchestrator_that_comes_back_sets_no_version_back(
         shuffle=False,
         extras={"flat": [2, 3], "pause": 0.5},
     )
-    # The trainer has written what belongs to versions 0 and 1; the next writer isn't the trainer.
+    # The trainer writes the publications of versions 0 and 1; the orchestrator writes the next.
     await run.until_step(1)
     moment = chaos.plan(f"before put publications/lease-000001/{file}", "freeze")
     late = await chaos.frozen(moment)
@@ -142,7 +145,7 @@ async def test_an_orchestrator_that_comes_back_sets_no_version_back(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", ["before commit", "after commit"])
-async def test_every_step_loses_its_orchestrator(chaos: Chaos, moment: str) -> None:
+async def test_the_orchestrator_dies_at_every_step(chaos: Chaos, moment: str) -> None:
     word = moment.split()[0]
     for step in range(1, 5):
         chaos.plan(f"{word} put ledger/{step:06d}.json")

@@ -1,4 +1,4 @@
-"""A lease's holder that stands still until another has taken over, and then comes back."""
+"""The holder of a lease is frozen until another has taken over, and then comes back."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from chaos.harness import Chaos
         "before optim_step",
         "after optim_step",
         "after publish policy-0002-e1*",
-        # It has looked whether somebody else publishes, and is about to write.
+        # It has checked that no other holder publishes, and is about to write.
         "before put publications/*/000002.json",
         "before put publications/*/current.json",
         "after save_checkpoint state-2",
@@ -26,7 +26,7 @@ async def test_a_holder_that_comes_back_changes_nothing(
     moment = chaos.plan(point, "freeze", skip=2 if current else 0)
     run = await chaos.start(rows=12)
     late = await chaos.frozen(moment)
-    # Until another has taken the step that the holder was at.
+    # Until another holder has committed the step of the frozen one.
     await run.until_step(3)
     records = [key for key in run.store.keys("publications/lease-000002") if "current" not in key]
     published = {key: run.store.get(key) for key in records}
@@ -40,7 +40,7 @@ async def test_a_holder_that_comes_back_changes_nothing(
 
 @pytest.mark.chaos
 async def test_a_session_that_was_opened_too_late_is_closed(chaos: Chaos, standby: None) -> None:
-    """Its activity had been given up, and another worker holds the same lease."""
+    """Its activity was given up, and another worker holds the same lease."""
     moment = chaos.plan("after open", "freeze")
     run = await chaos.start()
     late = await chaos.frozen(moment)

@@ -1,4 +1,4 @@
-"""Somebody else dies while a lost trainer is recovered."""
+"""Another process dies during the recovery of a trainer."""
 
 import pytest
 
@@ -10,10 +10,10 @@ from chaos.harness import Chaos
 @pytest.mark.parametrize(
     "point", ["before load_checkpoint *", "after replay 1", "after publish policy-0002-e2*"]
 )
-async def test_another_dies_while_the_trainer_is_recovered(
+async def test_another_process_dies_while_the_trainer_is_recovered(
     chaos: Chaos, victim: str, point: str
 ) -> None:
-    """The trainer dies at step 3, and stands still in its recovery until the other has died too."""
+    """The trainer dies at step 3; the recovery is frozen until the other process has died."""
     chaos.plan("after optim_step", skip=2)
     recovery = chaos.plan(point, "freeze")
     run = await chaos.start(dcp_save_interval=0)

@@ -1,5 +1,4 @@
-"""kill -9 of the rollout worker at its writes, with completions in flight beside the one that
-writes."""
+"""kill -9 of the rollout worker at its writes, with other completions in flight."""
 
 import pytest
 
@@ -31,7 +30,7 @@ async def test_an_unwritten_completion_is_executed_again(chaos: Chaos) -> None:
 
 @pytest.mark.chaos
 async def test_a_completion_killed_in_its_second_turn_costs_one_turn(chaos: Chaos) -> None:
-    """Its first sampling call was recorded; so were those of the other completions in flight."""
+    """Its first sampling call was recorded, as were those of the other completions in flight."""
     chaos.plan("after append rollouts/row-000002.0/_calls-1.jsonl")
     run = await chaos.start()
     await chaos.survived(run)
@@ -73,7 +72,7 @@ async def test_the_rollout_worker_dies_during_an_evaluation(chaos: Chaos, point:
     await chaos.survived(run)
     result = await run.result()
     assert all("eval/reward" in metrics for metrics in result.evaluations.values())
-    # Every version that was due has its report, whoever died over it.
+    # Every evaluation that was due has its report.
     for version in (0, 2, 4):
         assert run.store.exists(f"evaluations/{version:06d}.json")
 

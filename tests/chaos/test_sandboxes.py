@@ -1,4 +1,4 @@
-"""kill -9 of the rollout worker: of what its completions had made, nothing is left."""
+"""kill -9 of the rollout worker: all sandboxes of its completions are reaped."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ async def test_sandboxes_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Pat
 
 @pytest.mark.chaos
 async def test_hud_environments_of_a_killed_worker_are_gone(chaos: Chaos, tmp_path: Path) -> None:
-    """Each is a process, in a session of its own: nothing ends it with its worker."""
+    """Each environment is a process in its own session, which outlives its worker."""
     pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
     shutil.copytree(ROOT / "tests/hud/counting", tmp_path / "counting")
     chaos.plan("after append rollouts/row-000001.0/_calls-1.jsonl")

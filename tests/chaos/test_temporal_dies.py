@@ -1,4 +1,4 @@
-"""kill -9 of the Temporal server, also while a worker stands between two writes."""
+"""kill -9 of the Temporal server, also while a worker is between two writes."""
 
 import pytest
 

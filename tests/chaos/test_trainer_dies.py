@@ -11,12 +11,12 @@ from workflows.children.trainer_lease import HOLD_HEARTBEAT
 from workflows.run.train_run import TrainRun
 
 MARGIN = timedelta(seconds=2)
-"""For the server to notice a timeout and to pass the word on."""
+"""Seconds for the server to notice a timeout and to report it."""
 BEFORE_IT_SERVES = [
     # Its gradients die with it.
     "before put steps/000002/*",
     "after put steps/000002/*",
-    # Applied, and nobody was told.
+    # Applied, but not reported.
     "before optim_step",
     "after optim_step",
     # Between the trainer's write and the record of it, and between the two records.
@@ -35,10 +35,10 @@ AT_STEP_2 = {
     "after optim_step": 1,
     "after put publications/*/current.json": 2,
 }
-"""How often such a point is passed before step 2."""
+"""How often processes pass such a point before step 2."""
 
 
-async def test_a_step_is_applied_once_though_its_outcome_was_never_told(chaos: Chaos) -> None:
+async def test_a_step_is_applied_once_even_if_its_result_is_never_reported(chaos: Chaos) -> None:
     run = await chaos.start()
     chaos.plan("after optim_step", skip=1)
     await chaos.survived(run)
@@ -56,7 +56,7 @@ async def test_the_trainer_dies_during_a_step(chaos: Chaos, point: str) -> None:
 
 @pytest.mark.chaos
 async def test_the_trainer_dies_with_gradients_of_a_step(chaos: Chaos) -> None:
-    """It stands still until the kill is planned: how many submissions came before isn't known."""
+    """The trainer is frozen until the kill is planned: the number of earlier submissions varies."""
     begins = chaos.plan("before put steps/000002/*", "freeze")
     run = await chaos.start()
     assert await chaos.frozen(begins) == "trainer"
@@ -69,7 +69,7 @@ async def test_the_trainer_dies_with_gradients_of_a_step(chaos: Chaos) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("point", ONCE_IT_SERVES)
 async def test_the_trainer_dies_at_the_checkpoint_of_a_step(chaos: Chaos, point: str) -> None:
-    """The step isn't undone: its version serves already."""
+    """The step isn't undone: its version is served already."""
     chaos.plan(point)
     run = await chaos.start()
     await chaos.survived(run)
@@ -119,7 +119,7 @@ async def test_the_trainer_dies_again_while_it_recovers(chaos: Chaos, point: str
 
 @pytest.mark.chaos
 async def test_the_trainer_dies_during_an_evaluation(chaos: Chaos) -> None:
-    """The evaluation's snapshot dies with it, and the evaluation waits until it is served again.
+    """The evaluation's snapshot is lost, and the evaluation waits until it is served again.
     The dead holder's session ends at the service."""
     held_out = {"name": "system.tiny_task:rows", "kwargs": {"count": 3}}
     shard = chaos.plan("before put evaluations/000002/shard-0000.json", "freeze")
@@ -141,7 +141,7 @@ async def test_the_trainer_dies_at_the_final_checkpoint(chaos: Chaos) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_the_trainer_dies_over_what_a_batch_was_prepared_to(
+async def test_the_trainer_dies_while_it_writes_prepared_advantages(
     chaos: Chaos, moment: str
 ) -> None:
     chaos.plan(f"{moment} put steps/000002/advantages-*")
@@ -153,8 +153,8 @@ async def test_the_trainer_dies_over_what_a_batch_was_prepared_to(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_the_trainer_dies_over_the_promotion(chaos: Chaos, moment: str) -> None:
-    """Whether the model was made isn't known then; it is the run's own all the same."""
+async def test_the_trainer_dies_during_the_promotion(chaos: Chaos, moment: str) -> None:
+    """It is then unknown whether the model was made; the run recognizes it as its own."""
     model_id = f"chaos-{uuid.uuid4().hex[:8]}"
     chaos.plan(f"{moment} promote {model_id}")
     run = await chaos.start(rows=4, output_model_id=model_id)
@@ -165,7 +165,7 @@ async def test_the_trainer_dies_over_the_promotion(chaos: Chaos, moment: str) ->
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_the_trainer_dies_over_what_a_run_starts_from(chaos: Chaos, moment: str) -> None:
+async def test_the_trainer_dies_while_it_loads_the_origin(chaos: Chaos, moment: str) -> None:
     first = await chaos.start(rows=4)
     await chaos.survived(first, steps=2)
     path = (await first.result()).checkpoint
@@ -177,7 +177,7 @@ async def test_the_trainer_dies_over_what_a_run_starts_from(chaos: Chaos, moment
 
 
 @pytest.mark.chaos
-async def test_a_death_is_known_while_nothing_trains(chaos: Chaos) -> None:
+async def test_a_trainer_death_is_noticed_while_nothing_trains(chaos: Chaos) -> None:
     """Within the heartbeat timeout of the activity that holds the lease, and a margin."""
     run = await chaos.start()
     await run.until_step(1)
@@ -187,15 +187,15 @@ async def test_a_death_is_known_while_nothing_trains(chaos: Chaos) -> None:
     assert idle.phase.endswith("collecting")
     chaos.stack.processes.kill("trainer")
     await run.until(lease_epoch=2)
-    known = await told_of_the_end(chaos, run)
+    known = await reported_end_time(chaos, run)
     assert 0 < known - chaos.deaths[-1].at <= (HOLD_HEARTBEAT + MARGIN).total_seconds()
     assert (await run.status()).step == idle.step, "nothing has trained"
     await run.handle.execute_update(TrainRun.resume)
     await chaos.survived(run)
 
 
-async def told_of_the_end(chaos: Chaos, run: Run) -> float:
-    """When the server passed on to the run that its first lease had ended, by the history."""
+async def reported_end_time(chaos: Chaos, run: Run) -> float:
+    """When the server reported the end of the first lease to the run, according to the history."""
     first = run.handle.first_execution_run_id
     assert first is not None
     (at,) = [

@@ -1,4 +1,4 @@
-"""Two processes die at the same instant: while one stands at a named point, both are killed."""
+"""Two processes die at the same instant: one is frozen at a named point, then both are killed."""
 
 import itertools
 
@@ -12,7 +12,7 @@ PROCESSES = [*ROLES, "emulator", "temporal"]
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PROCESSES, 2)))
-async def test_two_die_after_an_update_that_nobody_heard_of(
+async def test_two_processes_die_after_an_unreported_update(
     chaos: Chaos, first: str, second: str
 ) -> None:
     moment = chaos.plan("after optim_step", "freeze", skip=1)
@@ -26,7 +26,7 @@ async def test_two_die_after_an_update_that_nobody_heard_of(
 
 
 @pytest.mark.chaos
-async def test_everything_dies(chaos: Chaos) -> None:
+async def test_all_processes_die(chaos: Chaos) -> None:
     moment = chaos.plan("after put publications/*/000002.json", "freeze")
     run = await chaos.start()
     await chaos.frozen(moment)

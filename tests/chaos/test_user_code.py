@@ -1,4 +1,4 @@
-"""User code that hangs, blocks, crashes or leaves, and a worker that hasn't got it."""
+"""User code that hangs, blocks, crashes or exits, and a worker that can't import it."""
 
 import os
 
@@ -15,20 +15,20 @@ TASK = "chaos.tasks"
 
 
 def begun(run: Run) -> int:
-    """How often the completion that does mischief was executed to where it samples."""
+    """How often the completion with the mischief reached its sampling call."""
     return sum(e.event == "begun" and e.place == PLACE for e in run.executions)
 
 
-async def test_code_that_ends_its_process_is_run_by_the_next(chaos: Chaos) -> None:
+async def test_a_completion_that_kills_its_process_once_is_retried(chaos: Chaos) -> None:
     run = await chaos.start(task=TASK, extras={"mischief": "crash"})
     await chaos.survived(run)
     assert begun(run) == 1
 
 
 @pytest.mark.chaos
-async def test_code_that_crashes_its_process_each_time_is_given_up(chaos: Chaos) -> None:
-    """A row that kills its worker doesn't do so for ever; its completion counts as failed. Each of
-    the ten deaths takes a heartbeat timeout to be noticed."""
+async def test_a_completion_that_always_kills_its_process_is_given_up(chaos: Chaos) -> None:
+    """A completion can't kill workers forever: in the end it counts as failed. Each of the ten
+    deaths takes a heartbeat timeout to be noticed."""
     run = await chaos.start(
         task=TASK, rows=4, min_group_size=4, extras={"mischief": "crash", "always": True}
     )
@@ -48,7 +48,7 @@ async def test_a_rollout_that_never_returns_is_dropped_at_its_deadline(chaos: Ch
 
 
 @pytest.mark.chaos
-async def test_a_rollout_that_hangs_once_is_trained(chaos: Chaos) -> None:
+async def test_a_rollout_that_hangs_once_is_retried_and_trained(chaos: Chaos) -> None:
     run = await chaos.start(task=TASK, rollout_timeout=3.0, extras={"mischief": "hang"})
     await chaos.survived(run)
     assert all(not manifest.lost for manifest in run.groups)
@@ -56,7 +56,7 @@ async def test_a_rollout_that_hangs_once_is_trained(chaos: Chaos) -> None:
 
 @pytest.mark.chaos
 async def test_code_that_blocks_keeps_its_activity(chaos: Chaos) -> None:
-    """Longer than the heartbeat timeout: heartbeats come from another thread."""
+    """The code blocks longer than the heartbeat timeout: heartbeats come from another thread."""
     run = await chaos.start(task=TASK, extras={"mischief": "block"})
     await chaos.survived(run)
     assert begun(run) == 1
@@ -64,7 +64,7 @@ async def test_code_that_blocks_keeps_its_activity(chaos: Chaos) -> None:
 
 
 @pytest.mark.chaos
-async def test_a_worker_that_code_blocks_for_ever_says_where_and_ends(chaos: Chaos) -> None:
+async def test_a_worker_blocked_forever_names_the_code_and_ends(chaos: Chaos) -> None:
     run = await chaos.start(task=TASK, rollout_timeout=3.0, extras={"mischief": "block for ever"})
     await chaos.survived(run)
     assert all(not manifest.lost for manifest in run.groups)
@@ -74,8 +74,8 @@ async def test_a_worker_that_code_blocks_for_ever_says_where_and_ends(chaos: Cha
 
 
 @pytest.mark.chaos
-async def test_code_that_blocks_its_worker_each_time_is_given_up(chaos: Chaos) -> None:
-    """And the others of its worker, which it ends each time, are not."""
+async def test_a_completion_that_always_blocks_its_worker_is_given_up(chaos: Chaos) -> None:
+    """The other completions of the worker, which it ends each time, are not given up."""
     run = await chaos.start(
         task=TASK,
         rows=4,
@@ -89,20 +89,20 @@ async def test_code_that_blocks_its_worker_each_time_is_given_up(chaos: Chaos) -
 
 
 @pytest.mark.chaos
-async def test_an_error_in_a_thread_of_its_own_harms_nobody(chaos: Chaos) -> None:
+async def test_an_error_in_a_thread_of_user_code_has_no_effect_on_the_run(chaos: Chaos) -> None:
     run = await chaos.start(task=TASK, extras={"mischief": "thread"})
     await chaos.survived(run)
 
 
 @pytest.mark.chaos
-async def test_a_draw_that_fails_once_is_drawn_again(chaos: Chaos) -> None:
+async def test_a_completion_that_fails_once_is_retried(chaos: Chaos) -> None:
     run = await chaos.start(task=TASK, extras={"mischief": "fail"})
     await chaos.survived(run)
     assert all(not manifest.lost for manifest in run.groups)
 
 
 @pytest.mark.chaos
-async def test_code_that_exits_is_a_fatal_error_that_can_be_mended(chaos: Chaos) -> None:
+async def test_code_that_exits_is_a_fatal_error_that_can_be_fixed(chaos: Chaos) -> None:
     deaths = len(chaos.stack.processes.deaths)
     run = await chaos.start(task=TASK, on_fatal="hold", extras={"mischief": "exit"})
     held = await run.until(phase="held")
@@ -110,12 +110,12 @@ async def test_code_that_exits_is_a_fatal_error_that_can_be_mended(chaos: Chaos)
     assert "SystemExit" in str(held.error)
     await run.handle.execute_update("resume")
     await chaos.survived(run, again={PLACE[0]})
-    assert len(chaos.stack.processes.deaths) == deaths, "the worker went on"
+    assert len(chaos.stack.processes.deaths) == deaths, "the worker kept running"
 
 
 @pytest.mark.chaos
-async def test_a_loss_that_blocks_for_ever_holds_up_no_other_run(chaos: Chaos) -> None:
-    """On the same trainer worker: it has one thread for all of the SDK's requests."""
+async def test_a_loss_function_that_blocks_forever_delays_no_other_run(chaos: Chaos) -> None:
+    """Both runs train on one trainer worker, with one thread for all requests of the SDK."""
     marker = chaos.folder / "blocked"
     kwargs = {"mischief": "block for ever", "marker": str(marker)}
     blocked = await chaos.start(loss={"name": f"{TASK}:loss", "kwargs": kwargs})
@@ -130,7 +130,7 @@ async def test_a_loss_that_blocks_for_ever_holds_up_no_other_run(chaos: Chaos) -
 
 
 @pytest.mark.chaos
-async def test_a_loss_that_exits_ends_its_run_and_no_other(chaos: Chaos) -> None:
+async def test_a_loss_function_that_exits_ends_its_run_and_no_other(chaos: Chaos) -> None:
     kwargs = {"mischief": "exit"}
     run = await chaos.start(loss={"name": f"{TASK}:loss", "kwargs": kwargs})
     with pytest.raises(WorkflowFailureError) as failure:
@@ -151,7 +151,7 @@ async def test_a_worker_without_the_users_module_leaves_its_work_to_others(chaos
     paths = os.pathsep.join(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)
     command = process_command("worker", "rollout", "--address", chaos.stack.address)
     unfit = ["env", f"PYTHONPATH={paths}", *command]
-    # Without the tests' folder it can't find the task, nor its own named points.
+    # Without the tests' folder it can import neither the task nor its named points.
     unfit[unfit.index("chaos.process")] = "workers.cli.app"
     chaos.stack.processes.start("unfit", unfit)
     try:

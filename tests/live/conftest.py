@@ -1,11 +1,11 @@
-"""Tests for the live service. Where FIREWORKS_API_KEY is set they go to it, cost little, and end
-every session that they open; else they go to an emulator, which shows that the tests themselves
-work. What they learn of the server is printed at the end.
+"""Tests for the live service. If FIREWORKS_API_KEY is set they use it, cost little, and end every
+session that they open; otherwise they use an emulator, which shows that the tests themselves
+work. The answers about the server are printed at the end.
 
     FIREWORKS_API_KEY=... pytest tests/live
     EVERBURN_LIVE_MODEL, EVERBURN_LIVE_URL: another base model, another server
-    EVERBURN_LIVE_TRAINING_SHAPE: the GPUs that test_dedicated.py may spend; without it, it goes to
-        an emulator
+    EVERBURN_LIVE_TRAINING_SHAPE: the GPUs that test_dedicated.py may use; without it, the tests
+        use an emulator
 """
 
 import os
@@ -29,8 +29,8 @@ Answer = Callable[[str, object], None]
 
 
 def on_both_answers(*, live: bool) -> pytest.MarkDecorator:
-    """`worst`: what the emulator is set to (everburn/emulator/unknowns.py); the live service has an
-    answer of its own."""
+    """`worst`: the emulator's switches (everburn/emulator/unknowns.py); the live service answers
+    for itself."""
     return pytest.mark.parametrize("worst", [None] if live else [False, True], ids=str)
 
 
@@ -44,7 +44,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture
 def answer() -> Answer:
-    """Keep what a test has found out about an open question."""
+    """Record what a test has found out about an open question."""
 
     def keep(question: str, found: object) -> None:
         _answers.append(f"{question}: {found}")
@@ -56,7 +56,7 @@ def answer() -> Answer:
 def server(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, str | None]:
-    """The base model that is trained, and the URL where; None is the live service."""
+    """The base model, and the URL of the service; None is the live one."""
     if os.environ.get(KEY):
         return MODEL, URL
     monkeypatch.setenv(KEY, EMULATOR_KEY)

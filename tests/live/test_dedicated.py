@@ -1,9 +1,9 @@
-"""One real step on a trainer job and its deployment, and answers to what only such a job can tell.
+"""One real step on a trainer job and its deployment, and open questions about such jobs.
 
-Goes to the service only where there is a key and EVERBURN_LIVE_TRAINING_SHAPE names the GPUs to
-spend (and EVERBURN_LIVE_DEDICATED_MODEL the model that the shape is for): one job and one
-deployment of one replica, for all tests, deleted at their end. Else it goes to an emulator, whose
-answers are those of its switches (everburn/emulator/unknowns.py): each question is put both ways.
+Uses the live service only if there is a key and EVERBURN_LIVE_TRAINING_SHAPE names the GPUs (and
+EVERBURN_LIVE_DEDICATED_MODEL the model of the shape): one job and one deployment of one replica,
+for all tests, deleted at their end. Otherwise it uses an emulator, whose answers depend on its
+switches (everburn/emulator/unknowns.py): each question is asked with both settings.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ SHAPE = os.environ.get("EVERBURN_LIVE_TRAINING_SHAPE")
 MODEL = os.environ.get("EVERBURN_LIVE_DEDICATED_MODEL", "accounts/fireworks/models/qwen3-4b")
 TINY_SHAPE = "accounts/everburn/trainingShapes/tiny"
 READY_PATIENCE = 3600.0
-"""Seconds for a job and a deployment to be had."""
+"""Seconds until a job and a deployment are ready."""
 IDLE = 120.0
 """Seconds without a session after which the service stops the job."""
 
@@ -51,7 +51,7 @@ LIVE = bool(os.environ.get(KEY)) and SHAPE is not None
 
 @dataclass(frozen=True)
 class Place:
-    """A full-parameter trainer job with its deployment, in the name of a run that never runs."""
+    """A full-parameter trainer job with its deployment, for the id of a run that never starts."""
 
     run: RunRef
     config: RunConfig
@@ -92,8 +92,8 @@ class Place:
 
     @contextlib.asynccontextmanager
     async def model(self, *, left: bool = False) -> AsyncIterator[ServerlessTrainer]:
-        """A session with a model, without any of the fences of a run's own. left: the model isn't
-        unloaded, as that of a holder that died."""
+        """A session with a model, without a run's fences. left: the model isn't unloaded, like that
+        of a holder that died."""
         service = FiretitanServiceClient(base_url=self.endpoint, api_key=self.key)
         try:
             client = await asyncio.to_thread(
@@ -152,7 +152,7 @@ def place(shared_place: Place) -> Iterator[Place]:
 
 @pytest.fixture
 def answer(answer: Answer) -> Answer:
-    """Says so where it isn't the service that answers."""
+    """Mark answers that come from the emulator."""
     return answer if LIVE else lambda question, found: answer(f"{question} (emulator)", found)
 
 
@@ -178,7 +178,7 @@ async def test_one_step_from_gradient_to_served_policy(place: Place, answer: Ans
         assert sum(after[2:]) > sum(before[2:])
         answer("metrics of a dedicated optim_step", sorted(metrics))
 
-        for version in (1, 2):  # whole, and as a difference
+        for version in (1, 2):  # complete weights, and then a difference
             began = time.monotonic()
             snapshot = await trainer.publish(f"policy-000{version}-e1")
             answer(f"hotload {version}", f"{time.monotonic() - began:.1f} s")
@@ -202,15 +202,15 @@ async def test_one_step_from_gradient_to_served_policy(place: Place, answer: Ans
 async def test_a_submission_that_is_sent_twice(
     place: Place, answer: Answer, worst: bool | None
 ) -> None:
-    """(a) Everburn compares counts where the trainer tells them, and relies on nothing else."""
+    """(a) Everburn compares counts if the trainer reports them, and relies on nothing else."""
     place.set(applies_repetitions=bool(worst))
     async with place.model() as trainer:
         wire = Wire(place.endpoint, place.key, trainer._client.model_id)
         steps, _ = await wire.one_and_two_submissions()
-    for submissions, told in enumerate(steps, start=1):
-        counted = told.get("accumulated", "not told")
+    for submissions, result in enumerate(steps, start=1):
+        counted = result.get("accumulated", "not reported")
         answer(f"(a) {submissions} submissions of one seq_id, as counted by the trainer", counted)
-    norms = [float(told["grad_norm"]) for told in steps]
+    norms = [float(result["grad_norm"]) for result in steps]
     applied = norms[1] / norms[0]
     answer("(a) two submissions of one seq_id on a job are applied", f"{applied:.2f} times")
     if worst is not None:
@@ -226,7 +226,7 @@ async def test_two_models_of_a_full_parameter_job(
     async with place.model() as first, place.model() as second:
         before = await scores(second)
         await gradient(first)
-        for trainer in (second, first):  # whoever holds the gradient changes weights
+        for trainer in (second, first):  # the model with the gradient changes weights
             with contextlib.suppress(TrainerError):
                 await trainer.optim_step(ADAM)
             if trainer is second:
@@ -264,8 +264,8 @@ async def test_loading_a_state_clears_gradients(
 async def test_a_submission_repeated_after_a_restart(
     place: Place, answer: Answer, worst: bool | None
 ) -> None:
-    """(a) Last, since it waits for the job to be stopped for want of a session. A holder that comes
-    back from before a restart must find its model gone: Everburn makes a new one, and loads."""
+    """(a) The last test, since it waits until the service stops the job without a session. A holder
+    from before the restart must find its model gone: Everburn makes a new one and loads."""
     place.set(applies_repetitions=bool(worst))
     async with place.model(left=True) as trainer:
         wire = Wire(place.endpoint, place.key, trainer._client.model_id)

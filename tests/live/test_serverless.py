@@ -1,7 +1,7 @@
-"""One real step on serverless Fireworks, and answers to what only the live service can tell.
+"""One real step on serverless Fireworks, and open questions that only the live service answers.
 
-The questions are those of docs/fireworks.md. A test fails where Everburn relies on an answer; what
-it doesn't rely on is only written down.
+The questions are those of docs/fireworks.md. A test fails if Everburn relies on another answer;
+answers that Everburn doesn't rely on are only recorded.
 """
 
 import asyncio
@@ -59,14 +59,14 @@ async def test_a_submission_that_is_sent_twice(
     worst: bool | None,
 ) -> None:
     """(a) Everburn sends none twice (everburn/trainers/send_once.py), and relies on neither answer.
-    (e) is asked on the way."""
+    The test answers (e), too."""
     if worst is not None:
         emulator: RunningEmulator = request.getfixturevalue("emulator")
         request.addfinalizer(emulator.mend)
         emulator.admin("POST", "unknowns", {"applies_repetitions": worst})
     wire = Wire(training_url(config), api_key(config), trainer._client.model_id)
     steps, requests = await wire.one_and_two_submissions()
-    norms: list[float | None] = [told.get("grad_norm") for told in steps]
+    norms: list[float | None] = [result.get("grad_norm") for result in steps]
     one, two = norms
     applied = two / one if one and two else None
     answer("(a) two submissions of one seq_id are applied so many times", applied or norms)
@@ -92,7 +92,7 @@ async def test_loading_a_state_clears_gradients(trainer: ServerlessTrainer, answ
 
 @pytest.mark.chaos
 async def test_a_session_without_heartbeats(config: RunConfig, answer: Answer) -> None:
-    """(d) Bounds how long a session of a killed worker blocks its slot."""
+    """(d) The answer bounds how long a session of a killed worker blocks its slot."""
     from fireworks.training.sdk.fireworks_client import FireworksClient
 
     trainer = await ServerlessTrainer.open(config)
@@ -101,15 +101,15 @@ async def test_a_session_without_heartbeats(config: RunConfig, answer: Answer) -
     began = time.monotonic()
     with FireworksClient(api_key=api_key(config), base_url=control_url(config)) as control:
         name = f"accounts/{control.account_id}/trainingSessions/{session}"
-        lived = f"more than {PATIENCE:g} s"
+        duration = f"more than {PATIENCE:g} s"
         while time.monotonic() - began < PATIENCE:
             try:
                 await asyncio.to_thread(control.list_training_session_checkpoints, name)
             except RuntimeError:
-                lived = f"about {time.monotonic() - began:.0f} s"
+                duration = f"about {time.monotonic() - began:.0f} s"
                 break
             await asyncio.sleep(5)
-        answer("(d) a session without heartbeats lives", lived)
+        answer("(d) a session without heartbeats stays open for", duration)
         try:
             control.delete_training_session(name)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What live tests have in common: a datum, an optimizer step, and requests of their own."""
+"""Shared by live tests: a datum, an optimizer step, and requests that don't use the SDK."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ def a_datum() -> Datum:
 
 
 class Wire:
-    """Requests of a test's own beside the SDK, on a model that the SDK hasn't used yet."""
+    """Requests that bypass the SDK, for a model that the SDK hasn't used yet."""
 
     def __init__(self, base_url: str, key: str, model_id: str) -> None:
         self._url = f"{base_url}/api/v1"
@@ -53,7 +53,7 @@ class Wire:
         return await self.submit("forward_backward", seq_id, forward_backward_input=request)
 
     async def submit_step(self, seq_id: int) -> str:
-        """An optimizer step that tells the gradient's norm, and leaves weights as they are."""
+        """An optimizer step that reports the gradient's norm and doesn't change weights."""
         return await self.submit(
             "optim_step",
             seq_id,
@@ -62,7 +62,7 @@ class Wire:
         )
 
     async def one_and_two_submissions(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """What optimizer steps tell of a gradient that was submitted once, and then of one that was
+        """The results of optimizer steps on a gradient that was submitted once, and on one that was
         submitted twice under one seq_id; and the request ids of the latter."""
         steps: list[dict[str, Any]] = []
         requests: list[str] = []
@@ -76,7 +76,7 @@ class Wire:
         return steps, requests
 
     async def submit(self, operation: str, seq_id: int, **fields: Any) -> str:
-        """Raises httpx.HTTPStatusError where the request is refused at once."""
+        """Raises httpx.HTTPStatusError if the request is refused at once."""
         body = fields | {"model_id": self._model, "seq_id": seq_id}
         return str((await self._post(operation, body))["request_id"])
 

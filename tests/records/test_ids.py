@@ -1,4 +1,4 @@
-"""Groups in history: each as its text, and many as ranges for people."""
+"""Ids of groups and leases: text in history, and ranges of groups for people."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def keys(*names: str) -> list[GroupKey]:
     return [GroupKey.parse(name) for name in names]
 
 
-def test_neighbours_become_ranges_and_retried_groups_keep_their_attempt():
+def test_adjacent_groups_become_ranges_and_retried_ones_keep_their_attempt():
     assert group_ranges(keys("30.1", "18", "17", "26", "19", "27.2")) == "17-19,26,27.2,30.1"
 
 
@@ -39,7 +39,7 @@ def test_no_groups_are_an_empty_text():
 
 
 @given(st.lists(GROUPS))
-def test_groups_travel_as_their_texts(groups: list[GroupKey]):
+def test_groups_are_serialized_as_their_texts(groups: list[GroupKey]):
     order = Reconcile(run=RunRef(store="s", id="r"), groups=groups, lease=None, evaluation=None)
     assert order.model_dump(mode="json")["groups"] == [group.text for group in groups]
     assert Reconcile.model_validate_json(order.model_dump_json()) == order

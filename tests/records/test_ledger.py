@@ -1,4 +1,4 @@
-"""The ledger: append-only, idempotent, and loud where two writers disagree."""
+"""The ledger: append-only, idempotent, and an error if two writers disagree."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_another_batch_for_a_committed_step_is_refused(store: ArtifactStore) -> 
         ("loss_config", {"clip": 0.1}),
     ],
 )
-def test_whatever_else_a_step_is_made_of_cannot_change(
+def test_no_other_field_of_a_committed_step_can_change(
     store: ArtifactStore, field: str, value: object
 ) -> None:
     commit(store, an_entry(1))
@@ -61,7 +61,7 @@ def test_a_step_without_its_predecessor_is_refused(store: ArtifactStore) -> None
         commit(store, an_entry(2))
 
 
-def test_it_becomes_a_table(store: ArtifactStore) -> None:
+def test_the_ledger_becomes_a_table(store: ArtifactStore) -> None:
     import pandas
 
     commit(store, an_entry(1))

@@ -30,14 +30,14 @@ def test_records_are_flat_lines(store: ArtifactStore) -> None:
     assert lines(store) == [{"rollout/step": 1, "train/lr": 0.1}]
 
 
-def test_a_record_that_is_there_is_not_written_again(store: ArtifactStore) -> None:
+def test_an_existing_record_is_not_written_again(store: ArtifactStore) -> None:
     metrics.record(store, [a_step(1, a=1.0)])
     metrics.record(store, [a_step(1, a=2.0), a_step(2, a=3.0)])
 
     assert lines(store) == [{"rollout/step": 1, "a": 1.0}, {"rollout/step": 2, "a": 3.0}]
 
 
-def test_the_two_streams_have_clocks_of_their_own(store: ArtifactStore) -> None:
+def test_each_of_the_two_streams_has_its_own_clock(store: ArtifactStore) -> None:
     metrics.record(store, [a_step(1), Record(stream=PRODUCER_STREAM, index=1)])
 
     assert [record.key for record in metrics.read(store)] == [
@@ -58,20 +58,20 @@ def test_an_evaluation_adds_to_the_record_of_its_step(store: ArtifactStore) -> N
     assert lines(store)[2:] == [{"rollout/step": 1, "eval/reward": 0.5}], "the file only grows"
 
 
-def test_a_late_writer_takes_nothing_away(
+def test_a_late_writer_removes_no_record(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has read the file, stood still while others wrote, and goes on."""
+    """The writer has read the file, was frozen while others wrote, and continues."""
     metrics.record(store, [a_step(1, a=1.0)])
     write = ArtifactStore.append_lines
 
-    def stand_still(late: ArtifactStore, key: str, lines: list[str]) -> None:
+    def write_late(late: ArtifactStore, key: str, lines: list[str]) -> None:
         monkeypatch.undo()
         metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
         metrics.record(store, [a_step(2, a=2.0)])
         write(late, key, lines)
 
-    monkeypatch.setattr(ArtifactStore, "append_lines", stand_still)
+    monkeypatch.setattr(ArtifactStore, "append_lines", write_late)
     metrics.amend(store, STEP_STREAM, 1, {"eval/reward": 0.5})
 
     assert [(r.index, r.values) for r in metrics.read(store)] == [
@@ -81,7 +81,7 @@ def test_a_late_writer_takes_nothing_away(
 
 
 def test_a_table_of_the_file_has_a_row_per_record(store: ArtifactStore) -> None:
-    """As docs/metrics.md says how."""
+    """The table is read in the way that docs/metrics.md describes."""
     import pandas
 
     metrics.record(store, [a_step(1, a=1.0), a_step(2, a=2.0)])
@@ -93,7 +93,7 @@ def test_a_table_of_the_file_has_a_row_per_record(store: ArtifactStore) -> None:
     assert table.loc[1, "eval/reward"] == 0.5
 
 
-def test_an_evaluation_before_the_first_step_has_a_record_of_its_own(store: ArtifactStore) -> None:
+def test_an_evaluation_before_the_first_step_has_its_own_record(store: ArtifactStore) -> None:
     metrics.amend(store, STEP_STREAM, 0, {"eval/reward": 0.5})
     metrics.record(store, [a_step(1)])
 
@@ -110,7 +110,7 @@ def test_a_line_that_a_crash_cut_off_is_written_again(store: ArtifactStore) -> N
 
 
 LONG = 5000
-"""Steps of a run whose file is a few megabytes."""
+"""Steps of a run whose metrics file has a few megabytes."""
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_commit_of_a_long_run_reads_the_end_of_its_file_only(long_store: Artif
     assert [line["rollout/step"] for line in lines(long_store)[-2:]] == [LONG + 1, LONG]
 
 
-def test_what_is_known_later_joins_its_record_however_far_back_that_is(
+def test_late_values_join_their_record_however_old_it_is(
     long_store: ArtifactStore,
 ) -> None:
     before = metrics.read(long_store)
@@ -146,6 +146,6 @@ def test_what_is_known_later_joins_its_record_however_far_back_that_is(
     assert first.values == before[0].values | {"eval/reward": 0.5}
 
 
-def test_what_is_not_a_number_is_refused(store: ArtifactStore) -> None:
+def test_a_value_that_is_not_a_number_is_refused(store: ArtifactStore) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         metrics.record(store, [a_step(1, a=float("nan"))])

@@ -1,4 +1,4 @@
-"""Provisioning of dedicated training: what a configuration may ask for, and the ids."""
+"""Provisioning of dedicated training: valid configurations, and the ids."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def problems(values: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_what_a_dedicated_run_asks_for() -> None:
+def test_a_dedicated_configuration_determines_what_is_provisioned() -> None:
     config = parse_config(
         FIREWORKS
         | {
@@ -47,7 +47,7 @@ def test_what_a_dedicated_run_asks_for() -> None:
     assert parse_config(config.model_dump(mode="json")) == config
 
 
-def test_locally_nothing_need_be_said() -> None:
+def test_the_emulator_needs_no_provisioning_fields() -> None:
     config = parse_config(LOCAL)
     assert config.local
     assert (config.trainer, config.deployment) == (None, None)
@@ -55,7 +55,7 @@ def test_locally_nothing_need_be_said() -> None:
 
 
 @pytest.mark.parametrize("name", ["trainer", "deployment"])
-def test_other_backends_have_neither(name: str) -> None:
+def test_other_backends_have_neither_trainer_nor_deployment_fields(name: str) -> None:
     text = problems(LOCAL | {"backend": "emulator", name: {}})
     assert f"{name}: belongs to backend 'dedicated'" in text
 
@@ -79,11 +79,11 @@ def test_other_backends_have_neither(name: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_asked_for(values: dict[str, Any], text: str) -> None:
+def test_an_invalid_provisioning_field_is_refused(values: dict[str, Any], text: str) -> None:
     assert text in problems(LOCAL | values)
 
 
-def test_fireworks_must_know_which_hardware_serves() -> None:
+def test_fireworks_requires_the_hardware_of_the_deployment() -> None:
     assert "name a training_shape, or for the deployment a shape" in problems(FIREWORKS)
     parse_config(FIREWORKS | {"deployment": {"deployment_id": "mine"}})
     parse_config(FIREWORKS | {"trainer": {"training_shape": SHAPE}})
@@ -106,7 +106,7 @@ def test_the_deployment_may_name_the_tokenizer_as_the_recipe_does() -> None:
     assert "deployment.tokenizer_model" in text and "\n  tokenizer_model: backend" in text
 
 
-def test_rules_between_fields_are_checked_beside_a_field_that_is_wrong() -> None:
+def test_rules_between_fields_are_checked_despite_an_invalid_field() -> None:
     attached = {"trainer": {"job_id": "j"}, "deployment": {"weight_sync_scope": "per_deployment"}}
     text = problems(FIREWORKS | attached | {"epochs": "3"})
     assert "3 problems" in text
@@ -126,7 +126,7 @@ def test_rules_between_fields_are_checked_beside_a_field_that_is_wrong() -> None
         ),
     ],
 )
-def test_what_is_merged_is_an_adapter_that_becomes_a_model(
+def test_only_an_adapter_that_becomes_a_model_can_be_merged(
     values: dict[str, Any], text: str
 ) -> None:
     assert text in problems(LOCAL | {"output_merged": True} | values)

@@ -1,4 +1,4 @@
-"""Who serves a policy version, and under which lease."""
+"""Which sampler serves a policy version, and under which lease."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_an_older_lease_never_overwrites_a_newer_one(store: ArtifactStore) -> No
 
 
 def test_an_older_incarnation_never_overwrites_a_newer_one(store: ArtifactStore) -> None:
-    """Its last leases, which the newer one doesn't know of, may have higher lease epochs."""
+    """The last leases of the older one may have higher lease epochs than the newer one knows."""
     publish(store, a_publication(3, lease_epoch=7))
     publish(store, a_publication(3, lease_epoch=5, incarnation=1))
 
@@ -66,7 +66,7 @@ def test_an_older_incarnation_never_overwrites_a_newer_one(store: ArtifactStore)
     assert current_publication(store) == a_publication(3, lease_epoch=5, incarnation=1)
 
 
-def test_a_version_that_died_with_its_lease_is_served_by_the_current_policy(
+def test_a_version_lost_with_its_lease_is_served_by_the_current_policy(
     store: ArtifactStore,
 ) -> None:
     for version in range(4):
@@ -78,7 +78,7 @@ def test_a_version_that_died_with_its_lease_is_served_by_the_current_policy(
 
     publish(store, a_publication(3, lease_epoch=2))
 
-    assert serving(store, 1) == a_publication(3, lease_epoch=2), "nobody replayed it for version 1"
+    assert serving(store, 1) == a_publication(3, lease_epoch=2), "version 1 was not replayed"
     assert serving(store, 2) == a_publication(2, lease_epoch=2), "it was replayed for version 2"
 
 
@@ -91,8 +91,8 @@ def test_a_step_without_update_is_served_by_the_previous_snapshot(store: Artifac
     assert current_publication(store) == carried
 
 
-def test_a_late_carrier_sets_nothing_back(store: ArtifactStore) -> None:
-    """Its activity was given up and done again elsewhere, and the run has gone on since."""
+def test_a_late_repeat_of_a_carried_publication_reverts_nothing(store: ArtifactStore) -> None:
+    """Its activity was given up and retried elsewhere, and the run has continued since."""
     publish(store, a_publication(1))
     carried = carry_publication(store, 2)
     publish(store, a_publication(3))
@@ -103,20 +103,20 @@ def test_a_late_carrier_sets_nothing_back(store: ArtifactStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["publications/lease-000001/000002.json", "current.json"])
-def test_a_carrier_that_stood_still_before_its_write_sets_nothing_back(
+def test_a_carried_publication_that_is_written_late_reverts_nothing(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     publish(store, a_publication(1))
     write = ArtifactStore.put
 
-    def stand_still(late: ArtifactStore, name: str, data: bytes, *, once: bool = False) -> object:
+    def write_late(late: ArtifactStore, name: str, data: bytes, *, once: bool = False) -> object:
         if name.endswith(key):
             monkeypatch.undo()
             carry_publication(store, 2)
             publish(store, a_publication(3))
         return write(late, name, data, once=once)
 
-    monkeypatch.setattr(ArtifactStore, "put", stand_still)
+    monkeypatch.setattr(ArtifactStore, "put", write_late)
     carry_publication(store, 2)
 
     assert current_publication(store) == a_publication(3)
@@ -128,7 +128,7 @@ def test_a_carrier_that_stood_still_before_its_write_sets_nothing_back(
     assert current_publication(store) == a_publication(4)
 
 
-def test_a_late_publication_of_an_earlier_version_isnt_the_policy(store: ArtifactStore) -> None:
+def test_a_late_publication_of_an_earlier_version_isnt_current(store: ArtifactStore) -> None:
     for version in (1, 3):
         publish(store, a_publication(version))
     publish(store, a_publication(2))
@@ -136,7 +136,7 @@ def test_a_late_publication_of_an_earlier_version_isnt_the_policy(store: Artifac
     assert current_publication(store) == a_publication(3)
 
 
-def test_a_deployment_serves_what_was_published_last(tmp_path: Path) -> None:
+def test_a_deployment_serves_the_last_published_version(tmp_path: Path) -> None:
     store = ArtifactStore.of(RunRef(store=str(tmp_path), id="run"))
     for version in (1, 2):
         publish(

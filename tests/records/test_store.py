@@ -1,4 +1,4 @@
-"""The artifact store: whole values or none, digests, and what happens when a disk is full."""
+"""The artifact store: atomic writes, digests, and errors such as a full disk."""
 
 import errno
 import io
@@ -52,7 +52,7 @@ def test_a_value_is_found_again_by_its_key(store: ArtifactStore):
     assert store.get(ref) == store.get("groups/row-1/data.bin") == b"\x00value"
 
 
-def test_a_reference_can_be_made_of_what_a_key_holds(store: ArtifactStore):
+def test_a_reference_can_be_made_of_the_value_of_a_key(store: ArtifactStore):
     ref = store.put("data", b"value")
     assert store.ref("data") == ref
     with pytest.raises(FileNotFoundError):
@@ -195,8 +195,8 @@ def test_other_users_can_read_what_was_written(local: ArtifactStore):
 
 
 class RemembersListings(MemoryFileSystem):
-    """An object store's client as s3fs and gcsfs are: a listing that was made once is answered
-    from memory, and so is whether a file exists."""
+    """A client of an object store like s3fs and gcsfs: it caches listings and checks of whether a
+    file exists."""
 
     protocol = "remembers"
     cachable = False
@@ -222,7 +222,7 @@ class RemembersListings(MemoryFileSystem):
         return super().exists(path, **kwargs)
 
 
-def test_what_another_process_writes_later_is_seen():
+def test_a_value_that_another_process_writes_later_is_seen():
     fsspec.register_implementation("remembers", RemembersListings, clobber=True)
     reader = ArtifactStore("remembers://bucket/run")
     writer = ArtifactStore("memory://bucket/run")
@@ -257,7 +257,7 @@ def leftovers(store: ArtifactStore, folder: str) -> list[Path]:
 
 
 def test_a_writer_killed_in_the_middle_of_a_write_leaves_the_old_value(local: ArtifactStore):
-    """The kernel kills it at its first byte beyond one megabyte."""
+    """The kernel kills the writer at its first byte beyond one megabyte."""
     ref = local.put("folder/data", OLD)
     writer = start_writer(
         local,
@@ -276,7 +276,7 @@ def test_a_writer_killed_in_the_middle_of_a_write_leaves_the_old_value(local: Ar
     assert local.get("folder/data") == NEW
 
 
-def test_a_reader_beside_a_busy_writer_never_sees_a_part(local: ArtifactStore):
+def test_a_reader_never_sees_a_partial_write(local: ArtifactStore):
     local.put("folder/data", OLD)
     writer = start_writer(
         local,
@@ -309,7 +309,7 @@ def test_a_reader_beside_a_busy_writer_never_sees_a_part(local: ArtifactStore):
 
 
 class FullDisk(io.FileIO):
-    """A file on a disk that has room for ten bytes more."""
+    """A file on a disk with space for ten more bytes."""
 
     def write(self, data: Any) -> int:
         super().write(bytes(data)[:10])
@@ -318,8 +318,8 @@ class FullDisk(io.FileIO):
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Whatever is opened meanwhile has no room. Replaced is the boundary to the operating system:
-    filling a real disk isn't a test's business."""
+    """Files that are opened meanwhile have no space. The patch replaces the call of the operating
+    system, since a test must not fill a real disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fdopen", lambda descriptor, mode: FullDisk(descriptor, mode))
         patch.setattr(Path, "open", lambda path, mode: FullDisk(path, mode))
@@ -358,7 +358,7 @@ def test_a_full_object_store_is_reported_as_such(monkeypatch: pytest.MonkeyPatch
 
 
 class EndpointConnectionError(Exception):
-    """As client libraries of object stores have them: no OSError."""
+    """An error class like those of object stores' client libraries: not an OSError."""
 
 
 @pytest.mark.parametrize(
@@ -380,10 +380,10 @@ def test_an_object_store_that_cannot_be_reached_is_a_store_error(
         access(ArtifactStore("memory://bucket/run"))
 
 
-def test_what_is_there_stays_whatever_an_object_store_calls_that(
+def test_a_failed_precondition_means_that_the_value_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A precondition that failed, in the words of s3fs."""
+    """The text is the one of s3fs."""
     store = ArtifactStore(f"memory://{tmp_path.name}")
     first = store.put("data", b"first", once=True)
 
@@ -404,7 +404,7 @@ def test_any_other_failed_write_is_a_store_error(local: ArtifactStore):
     assert type(caught.value) is StoreError
 
 
-async def test_a_store_that_fails_is_asked_again_for_a_while(
+async def test_a_failing_store_is_retried_for_a_limited_time(
     local: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(everburn_store, "RETRY_INTERVAL", 0.01)
@@ -427,7 +427,7 @@ async def test_a_store_that_fails_is_asked_again_for_a_while(
 
 
 @pytest.mark.parametrize("error", [StoreError("cut off"), StoreFullError("no space")])
-async def test_how_long_a_store_is_waited_for_is_the_callers_to_say(
+async def test_the_caller_decides_how_long_a_failing_store_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, error: StoreError
 ):
     for name in ("RETRY_INTERVAL", "OUTAGE_PATIENCE"):
@@ -467,10 +467,10 @@ def test_a_key_that_is_a_folder_cant_be_read(local: ArtifactStore):
 
 
 UNUSABLE = "x" * 300
-"""A name that no folder takes: the operating system refuses whatever is asked about it."""
+"""The name is invalid, so the operating system refuses each call with it."""
 
 
-def test_what_cant_be_looked_for_is_not_taken_for_missing(local: ArtifactStore):
+def test_a_failed_existence_check_is_not_taken_for_a_missing_value(local: ArtifactStore):
     local.put("file", b"")
     assert not local.exists("file/below")
     for question in (local.exists, local.keys, local.delete):
@@ -498,7 +498,7 @@ def test_an_object_store_that_doesnt_answer_is_a_store_error(
         questions[method]("data")
 
 
-def test_what_cant_be_discarded_stays_and_is_told(
+def test_a_value_that_cant_be_discarded_stays_and_is_logged(
     local: ArtifactStore, caplog: pytest.LogCaptureFixture
 ):
     local.put("folder/data", b"")
@@ -510,7 +510,7 @@ def test_what_cant_be_discarded_stays_and_is_told(
 
 
 @pytest.mark.parametrize("location", ["folder", "memory"])
-def test_what_is_written_once_stays(tmp_path: Path, location: str):
+def test_a_value_that_is_written_once_is_never_replaced(tmp_path: Path, location: str):
     folder = str(tmp_path) if location == "folder" else f"memory://once-{tmp_path.name}"
     store = ArtifactStore(folder)
     first = store.put("folder/a.txt", b"first", once=True)

@@ -1,4 +1,4 @@
-"""What the records of a run must be like: one outcome per row, one submission per group."""
+"""Rules for a run's records: one outcome per row, one submission per group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class Records:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    """Of a run with six rows: step 1 trains rows 0 and 1, row 2 is rejected."""
+    """The records of a run with six rows: step 1 trains rows 0 and 1, row 2 is rejected."""
     found = Records(RunRef(store=str(tmp_path), id="run"))
     create_run_folder(found.run, CONFIG, Owner(first_execution_id="first"))
     found.store.put("rows.jsonl", b"{}\n" * 6)
@@ -136,7 +136,7 @@ def test_an_entry_that_no_run_wrote_is_named(
     assert complaint(records).startswith(f"{records.store.path(ledger_key(2))} is damaged: {said}")
 
 
-def test_a_run_that_was_stopped_says_what_is_open(records: Records) -> None:
+def test_a_stopped_run_lists_its_open_rows(records: Records) -> None:
     records.ends("stopped")
     outcomes = check_records(records.run)
     assert (outcomes.trained, outcomes.rejected, outcomes.ending) == (2, 1, "stopped")
@@ -165,13 +165,13 @@ def test_a_group_in_no_submission_is_named(records: Records) -> None:
     assert "step 2 submitted row 4 0 times, and once is right" in complaint(records)
 
 
-def test_a_group_that_teaches_nothing_is_not_submitted(records: Records) -> None:
+def test_a_group_without_a_signal_is_not_submitted(records: Records) -> None:
     batch = {3: records.group(3), 4: records.group(4, advantage=0.0)}
     records.step(2, batch, [[batch[3], batch[4]]])
     assert "submitted row 4 1 times, and not at all is right" in complaint(records)
 
 
-def test_a_prepared_batch_says_itself_what_it_teaches(records: Records) -> None:
+def test_a_prepared_batch_names_its_groups_without_a_signal(records: Records) -> None:
     batch = {3: records.group(3), 4: records.group(4, advantage=0.0)}
     advantages = records.store.put("steps/000002/advantages.parquet", b"numbers")
     prepared = PreparedBatch(advantages=advantages, groups=[GroupKey(cursor=4)], datums=2)
@@ -185,7 +185,7 @@ def test_a_group_of_another_batch_is_named(records: Records) -> None:
     assert "step 2 submitted row 4, which isn't in its batch" in complaint(records)
 
 
-def test_a_step_without_update_has_nothing_to_teach(records: Records) -> None:
+def test_a_step_without_update_has_no_signal(records: Records) -> None:
     batch = {3: records.group(3)}
     records.step(2, batch, [[batch[3]]], updated=False)
     assert "step 2 did not change weights" in complaint(records)

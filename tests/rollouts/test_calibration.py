@@ -1,4 +1,4 @@
-"""Calibration: figures of a batch from the initial policy, advice, and what it leaves behind."""
+"""Calibration: figures of a batch from the initial policy, advice, and cleanup."""
 
 import asyncio
 import re
@@ -28,11 +28,11 @@ from support.records import a_record
 from support.waiting import until
 
 EVENTS: list[str] = []
-"""What completions and their session went through, in order."""
+"""Events of completions and their session, in order."""
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    """Rewards of a row's completions as its row says; the policy is sampled all the same."""
+    """The row states its completions' rewards; the policy is sampled nevertheless."""
 
     async def rollout_fn(sample_prompt: dict[str, Any], rollout_idx: int) -> RolloutRun | None:
         prompt = setup.tokenizer.encode("ab")
@@ -80,14 +80,16 @@ def a_config(url: str, outcomes: list[list[Any]], **fields: Any) -> RunConfig:
     )
 
 
-async def test_figures_of_a_batch(emulator: RunningEmulator, tmp_path: Path) -> None:
+async def test_calibration_reports_figures_of_a_batch(
+    emulator: RunningEmulator, tmp_path: Path
+) -> None:
     outcomes = [[1, 0, 1, 0], [1, 1, 1, 1], [0, "drop", "fail", 0], [9, 9, 9, 9]]
     config = a_config(emulator.base_url, outcomes)
     before = emulator.admin("GET", "state")["sessions"].keys()
     run = RunRef(store=str(tmp_path), id="calibration")
     found = await calibrate(run, config, ServerlessTrainer.open)
 
-    # The fourth row isn't of the first batch.
+    # The fourth row isn't in the first batch.
     assert (found.asked, len(found.rollouts)) == (12, 10)
     assert found.reward_mean == pytest.approx(6 / 10)
     assert found.reward_std_within_group == pytest.approx((1 / 3) ** 0.5 / 3)
@@ -96,12 +98,12 @@ async def test_figures_of_a_batch(emulator: RunningEmulator, tmp_path: Path) -> 
     assert all(1 <= tokens <= 4 for tokens in found.output_tokens)
     assert found.at_token_limit == sum(was_cut_off(run, draw) for draw in found.rollouts)
     assert {draw.record.prompt for draw in found.rollouts} == {"ab"}
-    # Others, of earlier tests, may have expired meanwhile.
+    # Sessions of earlier tests may have expired meanwhile.
     assert emulator.admin("GET", "state")["sessions"].keys() <= before
 
 
 def was_cut_off(run: RunRef, draw: Rollout) -> bool:
-    """Whether its four tokens hold no end."""
+    """Whether its four tokens contain no end token."""
     record = draw.record
     key = rollout_key(GroupKey(cursor=record.cursor), record.completion)
     _, rollout = read_rollout(ArtifactStore.of(run), key)
@@ -128,7 +130,7 @@ def was_cut_off(run: RunRef, draw: Rollout) -> bool:
         ),
     ],
 )
-async def test_a_failure_ends_it_and_the_session(
+async def test_a_failure_ends_the_calibration_and_its_session(
     emulator: RunningEmulator,
     tmp_path: Path,
     bad: str,
@@ -140,14 +142,14 @@ async def test_a_failure_ends_it_and_the_session(
     before = emulator.admin("GET", "state")["sessions"].keys()
     with pytest.raises(error, match=text):
         await calibrate(RunRef(store=str(tmp_path), id="c"), config, ServerlessTrainer.open)
-    # Others, of earlier tests, may have expired meanwhile.
+    # Sessions of earlier tests may have expired meanwhile.
     assert emulator.admin("GET", "state")["sessions"].keys() <= before
 
 
-async def test_what_is_cut_short_has_ended_before_its_session(
+async def test_cancelled_completions_end_before_their_session_closes(
     emulator: RunningEmulator, tmp_path: Path
 ) -> None:
-    """Completions clean up with the sampler that they have."""
+    """Completions may use their sampler while they clean up."""
 
     class Session(ServerlessTrainer):
         async def close(self) -> None:
@@ -182,7 +184,7 @@ def a_calibration(rewards: list[list[float]], at_limit: bool = False, **fields: 
         (a_calibration([[0, 1]], at_limit=True), ["2 of 2 completions were cut off"]),
     ],
 )
-def test_advice(calibration: Calibration, notes: list[str]) -> None:
+def test_calibration_gives_advice(calibration: Calibration, notes: list[str]) -> None:
     found = calibration.advice()
     assert len(found) == len(notes)
     for note, pattern in zip(found, notes, strict=True):

@@ -1,4 +1,4 @@
-"""A completion that is run again repeats no call that an earlier attempt finished."""
+"""A retried completion repeats no call that an earlier attempt finished."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def a_call(index: int, prompt: list[int]) -> LoggedCall:
 
 
 async def a_log_of(store: ArtifactStore, *prompts: list[int]) -> CallLog:
-    """The log of an attempt that asked these prompts."""
+    """The log of an attempt that sampled from these prompts."""
     log = CallLog(store, KEY)
     for prompt in prompts:
         index, _ = log.take(request_digest(prompt, {}))
@@ -53,7 +53,7 @@ async def test_a_retry_with_the_same_requests_gets_the_recorded_answers(
     assert retry.reused == 2
 
 
-async def test_earlier_logs_answer_too_and_are_deleted_with_it(tmp_path: Path) -> None:
+async def test_earlier_logs_answer_too_and_are_deleted_with_the_last_one(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     await a_log_of(store, [1])
     again = CallLog(store, KEY.replace(".0", ".1"), [KEY])
@@ -116,7 +116,7 @@ async def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
     assert retry.take(request_digest([2], {}))[1] is None
 
 
-async def test_what_follows_a_cut_off_line_is_not_lost_to_it(tmp_path: Path) -> None:
+async def test_a_line_after_a_cut_off_line_is_read(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     await a_log_of(store, [1])
     crash_while_writing(store)

@@ -1,4 +1,4 @@
-"""The user's contract: what a rollout function may ask for, and what it must return."""
+"""The rollout contract: which arguments a rollout function may declare, and what it must return."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ WHERE = "run arithmetic · row 17 · completion 3"
 
 
 def segment(**changes: Any) -> RolloutSample:
-    """Prompt 5, 6; sampled 7, 8."""
+    """A segment with prompt tokens 5 and 6, and sampled tokens 7 and 8."""
     good = RolloutSample(
         tokens=[5, 6, 7, 8], logprobs=[0.0, 0.0, -0.5, -1.5], loss_mask=[0, 0, 1, 1], reward=1.0
     )
@@ -192,7 +192,7 @@ def test_one_turn_becomes_a_segment_that_trains_its_output():
     validate_rollout(RolloutRun([turn]), WHERE, vocab_size=9)
 
 
-def test_what_the_sampler_answered_becomes_a_segment():
+def test_an_answer_of_the_sampler_becomes_a_segment():
     sample = Sample(
         tokens=[7, 8],
         logprobs=[-0.5, -1.5],
@@ -221,7 +221,7 @@ def test_replayed_routing_must_be_there_for_every_trained_token():
 TWO_TURNS = {"tokens": [5, 7, 8, 6, 7], "logprobs": [0.0] * 5, "loss_mask": [0, 1, 1, 0, 1]}
 
 
-def test_turns_begin_where_runs_of_trained_tokens_do_unless_the_rollout_knows_better():
+def test_turns_begin_at_runs_of_trained_tokens_unless_given():
     assert segment(**TWO_TURNS).turn_starts() == [1, 4]
     assert segment(**TWO_TURNS, turns=np.array([1, 2, 4])).turn_starts() == [1, 2, 4]
     # The first token is never trained, whatever its mask says.
@@ -247,9 +247,7 @@ def test_turns_begin_where_runs_of_trained_tokens_do_unless_the_rollout_knows_be
         ({"turns": []}, "token 2 is trained, but the first turn begins at None"),
     ],
 )
-def test_what_a_segment_need_not_have_is_checked_where_it_has_it(
-    changes: dict[str, Any], text: str
-):
+def test_optional_fields_of_a_segment_are_checked_if_present(changes: dict[str, Any], text: str):
     run = RolloutRun([segment(**changes)])
     assert complaint(run) == f"{WHERE} · segment 0: {text}"
 
@@ -263,7 +261,7 @@ def test_what_a_segment_need_not_have_is_checked_where_it_has_it(
         ([1.5], " · ground_truth_tokens: token 0 is 1.5, not an integer id"),
     ],
 )
-def test_the_ground_truth_is_token_ids(truth: Any, text: str):
+def test_ground_truth_tokens_must_be_token_ids(truth: Any, text: str):
     run = RolloutRun([segment()], ground_truth_tokens=truth)
     assert complaint(run, vocab_size=9) == f"{WHERE}{text}"
 
@@ -398,7 +396,7 @@ class Judge:
         return "judge 7"
 
 
-def test_info_keeps_as_text_what_json_has_no_form_for():
+def test_info_keeps_values_that_json_cant_represent_as_text():
     info = {
         "got": None,
         "parts": [1, 0.5, {"ä": True}],
@@ -434,7 +432,7 @@ CIRCLE["itself"] = CIRCLE
         (CIRCLE, "info can't be written as JSON: Circular reference"),
     ],
 )
-def test_info_that_isnt_fit_for_json_is_refused_with_its_place(info: Any, rule: str):
+def test_info_that_json_cant_represent_is_refused_with_its_place(info: Any, rule: str):
     with pytest.raises(InvalidRolloutError) as caught:
         written_info(RolloutRun([segment()], info=info), WHERE)
     assert str(caught.value).startswith(f"{WHERE}: {rule}")

@@ -21,7 +21,7 @@ Write = Callable[[str | bytes], str]
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Write:
-    """Writes a .jsonl file and returns its path."""
+    """Write a .jsonl file and return its path."""
 
     def write(text: str | bytes) -> str:
         path = tmp_path / "rows.jsonl"
@@ -51,7 +51,7 @@ def test_only_newlines_end_a_line(jsonl: Write):
     assert load_rows(path) == rows
 
 
-def test_only_the_first_rows_are_used_where_asked(jsonl: Write):
+def test_only_the_first_rows_are_used_if_configured(jsonl: Write):
     path = jsonl('{"n": 0}\n{"n": 1}\n{"n": 2}\n')
     assert load_rows(path, max_rows=2) == [{"n": 0}, {"n": 1}]
     assert len(load_rows(path, max_rows=9)) == 3
@@ -83,7 +83,7 @@ def test_a_file_without_rows_is_refused(jsonl: Write, text: str):
     assert complaint(path) == f"{path} has no rows: a run needs at least one"
 
 
-def test_a_missing_file_is_named_with_where_paths_start():
+def test_a_missing_file_is_named_with_the_folder_that_paths_start_from():
     text = complaint("no/such/rows.jsonl")
     assert "can't read dataset no/such/rows.jsonl: " in text
     assert "No such file" in text
@@ -161,7 +161,7 @@ def test_rows_can_come_from_a_function():
         ({"count": 0}, "make_rows has no rows: a run needs at least one"),
     ],
 )
-def test_rows_of_a_function_are_checked_like_all_others(kwargs: dict[str, Any], text: str):
+def test_rows_from_a_function_are_checked_like_all_others(kwargs: dict[str, Any], text: str):
     source = Entrypoint(name=f"{__name__}:make_rows", kwargs=kwargs)
     assert complaint(source).startswith(f"{__name__}:{text}")
 
@@ -171,7 +171,7 @@ def test_a_function_that_returns_no_rows_is_refused():
     assert complaint(source) == f"{source.name} returned int, not a list of rows"
 
 
-def test_rows_are_kept_with_the_run_whatever_happens_to_their_source(tmp_path: Path, jsonl: Write):
+def test_rows_are_kept_with_the_run_if_their_source_changes(tmp_path: Path, jsonl: Write):
     path = jsonl('{"text": "a\\u2028b"}\n{"text": "\\ud83d\\ude00"}\n')
     run = RunRef(store=str(tmp_path / "runs"), id="r1")
     rows = load_rows(path)
@@ -180,8 +180,8 @@ def test_rows_are_kept_with_the_run_whatever_happens_to_their_source(tmp_path: P
     assert stored_rows(run, ROWS_KEY) == rows == [{"text": "a\u2028b"}, {"text": "😀"}]
 
 
-def test_rows_that_a_slow_writer_brings_late_change_nothing(tmp_path: Path):
-    """An attempt at preparing a run can't be stopped once it is given up."""
+def test_rows_that_are_written_late_change_nothing(tmp_path: Path):
+    """A preparation that was given up can still be writing."""
     run = RunRef(store=str(tmp_path / "runs"), id="r1")
     store = ArtifactStore.of(run)
     write_rows(store, ROWS_KEY, [{"text": "first"}])
@@ -191,7 +191,7 @@ def test_rows_that_a_slow_writer_brings_late_change_nothing(tmp_path: Path):
     assert stored_rows(run, ROWS_KEY) == [{"text": "first"}]
 
 
-def test_rows_are_those_of_the_run_that_has_the_id_now(tmp_path: Path):
+def test_rows_belong_to_the_run_that_owns_the_id_now(tmp_path: Path):
     run = RunRef(store=str(tmp_path), id="r1")
     store = ArtifactStore.of(run)
     for text in ("a", "b"):
@@ -226,7 +226,7 @@ def test_epochs_and_seeds_differ():
 
 
 def test_the_order_is_the_same_in_every_process_and_python():
-    """Recorded: a resumed run must go on in the order in which it began."""
+    """The expected order is recorded: a resumed run must continue in the order of its start."""
     order = RowOrder(rows=8, shuffle=True, seed=0)
     assert epoch_rows(order, 0) == [0, 2, 1, 4, 6, 7, 3, 5]
     assert epoch_rows(order, 1) == [6, 1, 0, 2, 3, 4, 5, 7]

@@ -1,4 +1,4 @@
-"""Held-out rows: which one has failed is known, and none fails of what training takes."""
+"""Held-out rows: a failed row is named, and no row fails of an error that training tolerates."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ from support.script import Draw, one_segment
 from support.scripted_run import scripted_run
 
 
-async def test_what_a_rollout_says_of_itself_is_the_same_in_training_and_evaluation(
+async def test_a_rollout_reports_the_same_fields_in_training_and_evaluation(
     tmp_path: Path,
 ) -> None:
     async def play(draw: Draw) -> RolloutRun:
@@ -35,7 +35,7 @@ async def test_what_a_rollout_says_of_itself_is_the_same_in_training_and_evaluat
     assert report.samples[0].info == record.info == {"score": "NaN", "at": str(tmp_path)}
 
 
-async def test_a_store_that_fails_is_no_failure_of_a_row(tmp_path: Path) -> None:
+async def test_a_store_failure_is_not_a_failure_of_a_row(tmp_path: Path) -> None:
     async def play(draw: Draw) -> Any:
         if draw.row == 0:
             raise StoreError("can't write its sandbox's record")
@@ -50,7 +50,7 @@ async def test_a_store_that_fails_is_no_failure_of_a_row(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("count_all", [False, True])
-async def test_a_final_failure_is_told_before_others_with_its_row(
+async def test_a_fatal_failure_is_reported_before_others_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count_all: bool
 ) -> None:
     failed = asyncio.Event()
@@ -67,14 +67,14 @@ async def test_a_final_failure_is_told_before_others_with_its_row(
     runner = RolloutRunner(scripted_run(tmp_path, play, count=3, **fields))
     evaluate = runner.evaluate
 
-    async def tell_of_its_end(index: int, version: int, retry: int) -> Any:
+    async def report_its_end(index: int, version: int, retry: int) -> Any:
         try:
             return await evaluate(index, version, retry)
         finally:
-            if index == 0:  # what it leaves has been cleaned up, which takes a moment
+            if index == 0:  # its cleanup takes a moment
                 failed.set()
 
-    monkeypatch.setattr(runner, "evaluate", tell_of_its_end)
+    monkeypatch.setattr(runner, "evaluate", report_its_end)
     with pytest.raises(RowsFailedError) as caught:
         await evaluate_shard(runner, 0, 0, 0, 3)
     assert isinstance(caught.value.first, KeyError)

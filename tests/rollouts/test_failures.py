@@ -1,4 +1,4 @@
-"""What an exception means for the run, however user code and its libraries wrap it."""
+"""The classification of an exception, also if user code or libraries have wrapped it."""
 
 import asyncio
 from pathlib import Path
@@ -46,12 +46,12 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (caused(RuntimeError("the agent failed"), WRONG), "fatal"),
     ],
 )
-def test_the_cause_of_an_error_counts(error: Exception, kind: Failure):
+def test_an_error_is_classified_by_its_cause(error: Exception, kind: Failure):
     assert classify(error) == kind
 
 
-async def test_what_calls_in_parallel_raise_counts_as_it_would_alone():
-    """As user code that samples, or calls tools, in an asyncio.TaskGroup meets it."""
+async def test_an_error_of_parallel_calls_is_classified_like_a_single_error():
+    """User code that samples or calls tools in an asyncio.TaskGroup raises such groups."""
 
     async def fail() -> None:
         raise GONE
@@ -80,7 +80,7 @@ async def test_what_calls_in_parallel_raise_counts_as_it_would_alone():
         ([SLOW, SLOW], "recoverable", SLOW),
     ],
 )
-def test_a_group_is_what_the_worst_of_its_errors_is(
+def test_an_exception_group_is_classified_by_its_worst_error(
     members: list[Exception], kind: Failure, telling_one: Exception
 ):
     group = ExceptionGroup("unhandled errors in a TaskGroup", members)
@@ -89,19 +89,19 @@ def test_a_group_is_what_the_worst_of_its_errors_is(
     assert decisive_error(group) is telling_one
 
 
-def test_any_other_error_tells_itself():
+def test_any_other_error_is_its_own_decisive_error():
     wrapped = caused(RuntimeError("the agent failed"), GONE)
     assert decisive_error(wrapped) is wrapped
 
 
-def test_errors_that_lead_to_each_other_come_to_an_end():
+def test_a_cycle_of_causes_terminates():
     """`raise group.exceptions[0] from group`"""
     unknown = RuntimeError("one of several")
     circle = caused(unknown, ExceptionGroup("several", [unknown, GONE]))
     assert classify(circle) == "fatal"
 
 
-def test_samples_that_wont_do_are_known_inside_a_group_too():
+def test_unusable_samples_are_recognized_inside_an_exception_group():
     rejected = TraceIntegrityError("these samples won't do")
     group = ExceptionGroup("several", [SLOW, ExceptionGroup("more", [GONE, rejected])])
     assert needs_fresh_samples(rejected) and needs_fresh_samples(group)
@@ -109,10 +109,10 @@ def test_samples_that_wont_do_are_known_inside_a_group_too():
     assert not needs_fresh_samples(ExceptionGroup("several", [SLOW, WRONG]))
 
 
-def test_code_that_a_worker_cannot_import_is_no_failure_of_its_rollouts(
+def test_a_failed_import_is_not_a_failure_of_the_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whatever the module raises as it is imported."""
+    """This holds for any error that the import raises."""
     (tmp_path / "needs_a_service.py").write_text("raise ConnectionRefusedError('no database')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EntrypointError, match="no database") as caught:

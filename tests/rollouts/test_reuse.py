@@ -1,4 +1,4 @@
-"""What an attempt finds of earlier attempts of its row."""
+"""What an attempt reuses of earlier attempts of its row."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def finish(store: ArtifactStore, group: GroupKey, completion: int) -> None:
     write_rollout(store, rollout_key(group, completion), record, RUN)
 
 
-def test_a_rollout_that_was_finished_is_taken_over_as_it_was(tmp_path: Path) -> None:
+def test_a_finished_rollout_is_reused_unchanged(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     finish(store, attempt(0), completion=3)
     finish(store, attempt(0, cursor=170), completion=2)
@@ -81,8 +81,8 @@ def test_a_rollout_that_was_finished_is_taken_over_as_it_was(tmp_path: Path) -> 
     assert not has_rollout(store, RESUMED, 2, 9, earlier)
 
 
-def test_draws_that_came_to_a_group_are_used_up(tmp_path: Path) -> None:
-    """An incomplete group is begun again for the sake of other draws."""
+def test_rollouts_of_a_finished_group_are_not_reused(tmp_path: Path) -> None:
+    """An incomplete group is retried in order to get new completions."""
     store = ArtifactStore(str(tmp_path))
     for number in (0, 1, 3):
         finish(store, attempt(number), completion=0)
@@ -116,7 +116,7 @@ class Listed(ArtifactStore):
         return super().keys(folder)
 
 
-def test_what_earlier_incarnations_have_left_is_listed_once_for_all_rows(tmp_path: Path) -> None:
+def test_rollouts_of_earlier_incarnations_are_listed_once_for_all_rows(tmp_path: Path) -> None:
     store = Listed(str(tmp_path))
     for cursor in range(8):
         finish(store, attempt(0, cursor), completion=0)
@@ -129,7 +129,7 @@ def test_what_earlier_incarnations_have_left_is_listed_once_for_all_rows(tmp_pat
         assert earlier.unused(attempt(0, cursor, 1)) == left
     assert store.times == 1
 
-    # What this incarnation leaves is found without another listing, and by the next one too.
+    # Rollouts of this incarnation are found without another listing, and by the next one, too.
     finish(store, attempt(0, 3, 1), completion=0)
     assert earlier.unused(attempt(1, 3, 1)) == [attempt(0, 3, 1), attempt(0, 3)]
     assert store.times == 1

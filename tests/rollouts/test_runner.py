@@ -27,10 +27,10 @@ async def complete(run: RunRef, group: GroupKey = ROW) -> RolloutOutcome:
     return await RolloutRunner(run).complete(group, 0, version=0)
 
 
-async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its_end(
+async def test_a_finished_rollout_is_kept_if_the_store_cant_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process that has too many files open: replaced is the operating system's answer."""
+    """A process with too many open files: the patch replaces the operating system's answer."""
     scandir = os.scandir
 
     def refuse(path: Any) -> Any:
@@ -51,10 +51,10 @@ async def test_a_finished_rollout_is_kept_though_the_store_cant_be_listed_at_its
     assert any("Too many open files" in record.message for record in caplog.records)
 
 
-async def test_one_without_space_for_what_an_earlier_attempt_has_finished_gives_its_attempt_up(
+async def test_an_attempt_fails_if_there_is_no_space_for_a_reused_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it is timed out, which would count."""
+    """It fails before its timeout, which would count as a failure of the rollout."""
     monkeypatch.setattr(rollout_attempt, "STORE_PATIENCE", -1.0)
     run = scripted_run(tmp_path, spread)
     await complete(run)
@@ -68,7 +68,7 @@ async def test_one_without_space_for_what_an_earlier_attempt_has_finished_gives_
     assert (await complete(run, again)).reused
 
 
-async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path: Path) -> None:
+async def test_a_completion_that_cancels_itself_fails_with_a_reason(tmp_path: Path) -> None:
     async def play(draw: Draw) -> float:
         aside = asyncio.create_task(asyncio.Event().wait())
         aside.cancel()
@@ -79,10 +79,10 @@ async def test_a_completion_that_cancels_itself_has_failed_and_says_so(tmp_path:
         await complete(scripted_run(tmp_path, play))
 
 
-async def test_a_completion_that_has_returned_is_kept_though_its_attempt_is_cancelled(
+async def test_a_completion_that_has_returned_is_kept_if_its_attempt_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a server that was gone, and has timed the attempt out meanwhile."""
+    """A server that was down cancels an attempt that it has timed out meanwhile."""
     run = scripted_run(tmp_path, spread)
     disk = FullDisk(rollout_key(ROW, 0), times=10**6)
     disk.install(monkeypatch)

@@ -1,4 +1,4 @@
-"""The sampler of rollout functions: which policy samples, with which settings, noted how."""
+"""The sampler of rollout functions: its policy version, its settings, and what it records."""
 
 import asyncio
 import threading
@@ -67,14 +67,14 @@ async def policies(emulator: RunningEmulator, tmp_path: Path) -> AsyncIterator[P
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody recovers a trainer here: what isn't served won't be."""
+    """No trainer is recovered in these tests, so a missing version stays missing."""
     monkeypatch.setattr("everburn.rollouts.sampling.RECOVERY_PATIENCE", 0.0)
 
 
 async def sample(
     sampler: PolicySampler, scope: CompletionScope, prompt: list[int] = PROMPT, **settings: Any
 ) -> Sample:
-    """One call of the completion that `scope` describes."""
+    """One sampling call of the completion that `scope` describes."""
     context = copy_context()
     context.run(current_scope.set, scope)
     task = asyncio.get_running_loop().create_task(
@@ -100,7 +100,7 @@ async def test_a_call_returns_exact_tokens_with_their_logprobs(policies: Policie
     assert scope.output_tokens == len(result.tokens)
 
 
-async def test_an_evaluation_has_its_own_temperature_whatever_is_asked(policies: Policies) -> None:
+async def test_an_evaluation_overrides_the_requested_temperature(policies: Policies) -> None:
     await policies.publish(0)
     sampler = policies.sampler()
     greedy = [await sample(sampler, a_scope(temperature=0.0), temperature=1.0) for _ in range(3)]
@@ -120,7 +120,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused_with_both_lengths(
         await sample(sampler, a_scope(), [2, 3, 4, 5])
 
 
-async def test_what_the_model_does_not_allow_is_refused_in_the_servers_words(
+async def test_a_refused_request_fails_with_the_servers_text(
     policies: Policies,
 ) -> None:
     await policies.publish(0)
@@ -129,17 +129,17 @@ async def test_what_the_model_does_not_allow_is_refused_in_the_servers_words(
     assert classify(caught.value) == "fatal"
 
 
-async def test_a_version_that_nobody_serves_is_waited_for(policies: Policies) -> None:
+async def test_a_version_that_is_not_served_yet_is_waited_for(policies: Policies) -> None:
     with pytest.raises(SnapshotGoneError, match="version 0 isn't served") as caught:
         await sample(policies.sampler(), a_scope())
     assert classify(caught.value) == "snapshot_gone"
 
 
-async def test_a_slow_store_holds_up_no_other_completion(tmp_path: Path) -> None:
+async def test_a_slow_store_delays_no_other_completion(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
 
     class Slow(ArtifactStore):
-        """Answers once the loop has turned."""
+        """Answers only after the event loop has run."""
 
         def keys(self, folder: str) -> list[str]:
             turned = threading.Event()
@@ -153,7 +153,7 @@ async def test_a_slow_store_holds_up_no_other_completion(tmp_path: Path) -> None
         await sample(sampler, a_scope())
 
 
-async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_call(
+async def test_code_that_fills_its_thread_pool_delays_no_sampling_call(
     policies: Policies,
 ) -> None:
     await policies.publish(0)
@@ -166,7 +166,7 @@ async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_call(
     sampler.close()
 
 
-async def test_a_snapshot_that_died_with_its_session_is_waited_for(
+async def test_a_snapshot_lost_with_its_session_is_waited_for(
     emulator: RunningEmulator, policies: Policies
 ) -> None:
     await policies.publish(0)
@@ -175,7 +175,7 @@ async def test_a_snapshot_that_died_with_its_session_is_waited_for(
         await sample(policies.sampler(), a_scope())
 
 
-async def test_after_a_recovery_an_old_version_goes_on_at_the_current_one(
+async def test_after_a_recovery_an_old_version_samples_the_current_policy(
     policies: Policies,
 ) -> None:
     await policies.publish(0)
@@ -185,7 +185,7 @@ async def test_after_a_recovery_an_old_version_goes_on_at_the_current_one(
     assert (await sample(policies.sampler(), a_scope(version=0))).version == 1
 
 
-async def test_a_retry_gets_its_finished_calls_back(policies: Policies) -> None:
+async def test_a_retry_reuses_its_finished_calls(policies: Policies) -> None:
     await policies.publish(0)
     sampler, key = policies.sampler(), "rollouts/row-000017.0/_calls-3.jsonl"
     first = a_scope(log=CallLog(policies.store, key))
@@ -198,10 +198,11 @@ async def test_a_retry_gets_its_finished_calls_back(policies: Policies) -> None:
     assert retry.log is not None and retry.log.reused == 2
 
 
-async def test_a_snapshots_sampler_is_kept_while_a_completion_uses_it_and_released_after(
+async def test_a_sampler_is_kept_open_only_while_a_completion_uses_it(
     policies: Policies,
 ) -> None:
-    """Samplers of old versions must not pile up, and none may go under a row that still runs."""
+    """Samplers of old versions must not accumulate, and none may close while a row still uses
+    it."""
     sampler = policies.sampler()
     closed: list[int] = []
 
@@ -223,16 +224,16 @@ async def test_a_snapshots_sampler_is_kept_while_a_completion_uses_it_and_releas
             if version == 0:
                 with sampler.serving(straggler):
                     await sampler.sample(PROMPT)
-        assert closed == [1, 2]  # 0 is used by the straggler, 3 is the newest
+        assert closed == [1, 2]  # 0 is in use, 3 is the newest
     assert closed == [1, 2, 0]
     sampler.close()
     assert closed == [1, 2, 0, 3]
 
 
-async def test_expert_routing_is_asked_for_where_it_is_replayed(
+async def test_expert_routing_is_requested_if_it_is_replayed(
     policies: Policies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The emulator's models have no experts, so what a server answers is put in its place."""
+    """The emulator's models have no experts, so the test replaces the server's answer."""
     asked: list[bool] = []
     answer: list[Any] = [["AA==", "AQ=="]]
 
@@ -264,7 +265,7 @@ async def test_expert_routing_is_asked_for_where_it_is_replayed(
 @pytest.mark.parametrize(
     ("status", "text"), [(401, "SOME_KEY is refused"), (402, "add credit"), (403, "permission")]
 )
-async def test_an_account_that_may_not_sample_is_fatal_and_says_what_to_do(
+async def test_a_missing_permission_to_sample_is_fatal_and_says_what_to_do(
     policies: Policies, emulator: RunningEmulator, status: int, text: str
 ) -> None:
     sampler = policies.sampler(api_key_env="SOME_KEY")

@@ -1,4 +1,4 @@
-"""What completions make outside of the run is gone when they are, however they end."""
+"""Sandboxes of completions are reaped when the completions end, whatever ends them."""
 
 import asyncio
 import time
@@ -50,23 +50,23 @@ def check_nothing_is_left(folder: Path, run: RunRef, made: int = 1) -> None:
 
 
 @pytest.mark.parametrize("how", ["succeed", "drop"])
-async def test_a_completion_that_ends_leaves_nothing(tmp_path: Path, how: str) -> None:
+async def test_a_completion_that_returns_leaves_no_sandbox(tmp_path: Path, how: str) -> None:
     run = a_run(tmp_path, how)
     await complete(run)
     check_nothing_is_left(tmp_path, run)
 
 
-async def test_a_completion_that_fails_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_completion_that_fails_leaves_no_sandbox(tmp_path: Path) -> None:
     run = a_run(tmp_path, "fail")
     with pytest.raises(RecoverableRolloutError, match="power"):
         await complete(run)
     check_nothing_is_left(tmp_path, run)
 
 
-async def test_a_completion_outlasts_a_store_that_cant_say_what_it_has_made(
+async def test_a_completion_survives_a_store_that_cant_list_its_sandboxes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has come to something by then."""
+    """The completion has a result by then, which is kept."""
     monkeypatch.setattr(store_module, "RETRY_INTERVAL", 0.01)
     look, asked = ArtifactStore.exists, []
 
@@ -84,14 +84,14 @@ async def test_a_completion_outlasts_a_store_that_cant_say_what_it_has_made(
     check_nothing_is_left(tmp_path, run)
 
 
-async def test_a_completion_that_takes_too_long_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_completion_that_misses_its_deadline_leaves_no_sandbox(tmp_path: Path) -> None:
     run = a_run(tmp_path, "hang", rollout_timeout=2.0)
     with pytest.raises(TimeoutError, match=r"^not finished within rollout_timeout \(2 s\)$"):
         await complete(run)
     check_nothing_is_left(tmp_path, run)
 
 
-async def test_a_completion_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_completion_that_is_cancelled_leaves_no_sandbox(tmp_path: Path) -> None:
     run = a_run(tmp_path, "hang")
     work = asyncio.create_task(complete(run))
     await until(lambda: (tmp_path / "sandboxes" / "made").exists())
@@ -101,7 +101,7 @@ async def test_a_completion_that_is_cancelled_leaves_nothing(tmp_path: Path) -> 
     check_nothing_is_left(tmp_path, run)
 
 
-async def test_an_evaluation_leaves_nothing(tmp_path: Path) -> None:
+async def test_an_evaluation_leaves_no_sandbox(tmp_path: Path) -> None:
     run = a_run(tmp_path, "succeed")
     runner = RolloutRunner(run)
     await runner.evaluate(0, version=3)
@@ -109,7 +109,7 @@ async def test_an_evaluation_leaves_nothing(tmp_path: Path) -> None:
     check_nothing_is_left(tmp_path, run, made=2)
 
 
-async def test_what_a_dead_worker_left_is_gone_after_the_next_attempt(tmp_path: Path) -> None:
+async def test_the_next_attempt_reaps_the_sandboxes_of_a_dead_worker(tmp_path: Path) -> None:
     run = a_run(tmp_path, "die")
     killed = await complete_elsewhere(run)
     assert killed.returncode == -9, killed.stderr
@@ -121,7 +121,7 @@ async def test_what_a_dead_worker_left_is_gone_after_the_next_attempt(tmp_path: 
 
 
 async def an_attempt(run: RunRef, retry: int) -> "asyncio.Task[Any]":
-    """An attempt at the first completion that has made its sandbox, and goes on."""
+    """A running attempt at the first completion that has made its sandbox."""
     sandboxes = Path(stored_config(run).extras["sandboxes"])
     before = len(made_by(sandboxes)) if (sandboxes / "made").exists() else 0
     completion = RolloutRunner(run).complete(GroupKey(cursor=0), 0, 0, retry)
@@ -156,7 +156,7 @@ async def test_an_attempt_that_begins_late_reaps_nothing_of_a_later_one(tmp_path
     check_nothing_is_left(tmp_path, run, made=2)
 
 
-async def test_an_attempt_whose_sandboxes_another_has_reaped_comes_to_nothing(
+async def test_an_attempt_whose_sandboxes_another_has_reaped_fails(
     tmp_path: Path,
 ) -> None:
     run = a_run(tmp_path, "wait")
@@ -168,7 +168,7 @@ async def test_an_attempt_whose_sandboxes_another_has_reaped_comes_to_nothing(
     assert (await second).status == "succeeded"
 
 
-async def test_a_run_that_is_no_more_is_cleaned_up_by_hand(tmp_path: Path) -> None:
+async def test_sandboxes_of_an_ended_run_can_be_reaped_by_command(tmp_path: Path) -> None:
     run = a_run(tmp_path / "runs", "die")
     store, left_behind = ArtifactStore.of(run), tmp_path / "sandbox"
     left_behind.mkdir()
@@ -187,7 +187,7 @@ async def test_a_run_that_is_no_more_is_cleaned_up_by_hand(tmp_path: Path) -> No
     assert "0 sandboxes reaped, 1 left" in done.stdout and "FileNotFoundError" in done.stdout
 
 
-async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
+async def test_the_reap_command_has_the_modules_and_keys_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(tmp_path / "runs", "die")
@@ -211,14 +211,14 @@ async def test_a_reaper_by_hand_has_the_modules_and_keys_of_its_folder(
 async def in_a_completion(
     store: ArtifactStore, name: str, reaper: str, **arguments: Any
 ) -> Sandbox:
-    """Register for the completion of a name."""
+    """Register a sandbox for the completion of this name."""
     context = copy_context()
     context.run(current_scope.set, CompletionScope(f"completion {name}", 0, name=name))
     registering = Sandboxes(store).register(reaper, **arguments)
     return await asyncio.get_running_loop().create_task(registering, context=context)
 
 
-async def test_a_name_is_reaped_and_those_below_it_and_no_others(tmp_path: Path) -> None:
+async def test_reaping_a_name_reaps_only_it_and_the_names_below_it(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     for name in ("row-000001.0.completion-1", "row-000001.0.completion-11", "row-000001.1.x"):
         await in_a_completion(store, name, REAPER, folder=str(tmp_path / "none"))
@@ -239,7 +239,7 @@ async def test_a_completions_sandboxes_are_reaped_the_latest_first(tmp_path: Pat
     assert noted == [2, 1, 0]
 
 
-async def test_what_was_reaped_early_is_not_reaped_again(tmp_path: Path) -> None:
+async def test_a_sandbox_that_was_reaped_early_is_not_reaped_again(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     noted.clear()
     sandbox = await in_a_completion(store, "c", "support.sandboxes:note", number=7)
@@ -249,7 +249,7 @@ async def test_what_was_reaped_early_is_not_reaped_again(tmp_path: Path) -> None
     assert noted == [7]
 
 
-async def test_a_reaper_that_fails_is_told_and_called_again(tmp_path: Path) -> None:
+async def test_a_reaper_that_fails_is_logged_and_called_again(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     await in_a_completion(store, "c", "support.sandboxes:refuse", folder="x")
     for _ in range(2):
@@ -260,28 +260,28 @@ async def test_a_reaper_that_fails_is_told_and_called_again(tmp_path: Path) -> N
         ]
 
 
-def take_for_ever() -> None:
+def take_forever() -> None:
     time.sleep(600)
 
 
-async def test_a_reaper_that_hangs_holds_nobody_up(
+async def test_a_reaper_that_hangs_delays_no_other_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ArtifactStore(str(tmp_path))
-    await in_a_completion(store, "c", "rollouts.test_sandboxes:take_for_ever")
+    await in_a_completion(store, "c", "rollouts.test_sandboxes:take_forever")
     monkeypatch.setattr(sandboxes_module, "END_TIMEOUT", 0.05)
     await reap_at_end(store, "c")
     assert len(sandbox_keys(store)) == 1
 
 
-async def test_a_reaper_that_is_too_slow_is_told_with_its_limit(
+async def test_a_reaper_that_is_too_slow_is_logged_with_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ArtifactStore(str(tmp_path))
-    await in_a_completion(store, "c", "rollouts.test_sandboxes:take_for_ever")
+    await in_a_completion(store, "c", "rollouts.test_sandboxes:take_forever")
     monkeypatch.setattr(sandboxes_module, "REAP_TIMEOUT", 0.05)
     assert (await reap(store, "c")).failures == [
-        "completion c: rollouts.test_sandboxes:take_for_ever: TimeoutError: "
+        "completion c: rollouts.test_sandboxes:take_forever: TimeoutError: "
         "not finished within 0.05 s"
     ]
 

@@ -1,4 +1,4 @@
-"""What ends user code early says why."""
+"""User code that is ended early gets an error that says why."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from everburn.usercode.deadlines import SelfCancelledError, shielded, user_timeout
 
 
-async def test_a_deadline_says_what_it_was() -> None:
+async def test_a_missed_deadline_is_named_in_the_error() -> None:
     with pytest.raises(TimeoutError, match=r"^not finished within rollout_timeout \(0\.01 s\)$"):
         async with user_timeout(0.01, "rollout_timeout"):
             await asyncio.Event().wait()
@@ -16,7 +16,7 @@ async def test_a_deadline_says_what_it_was() -> None:
             await asyncio.Event().wait()
 
 
-async def test_what_ends_in_time_is_as_it_was() -> None:
+async def test_code_that_ends_in_time_is_unaffected() -> None:
     async with user_timeout(60, "rollout_timeout"):
         await asyncio.sleep(0)
     async with user_timeout(None):
@@ -45,7 +45,7 @@ async def test_a_cancellation_from_outside_passes() -> None:
 
 
 @pytest.mark.parametrize("seconds", [60, None])
-async def test_a_cancellation_without_a_caller_is_an_error(seconds: float | None) -> None:
+async def test_code_that_cancels_itself_raises_an_error(seconds: float | None) -> None:
     with pytest.raises(SelfCancelledError, match="without being cancelled"):
         async with user_timeout(seconds):
             aside = asyncio.create_task(asyncio.Event().wait())
@@ -53,7 +53,7 @@ async def test_a_cancellation_without_a_caller_is_an_error(seconds: float | None
             await aside
 
 
-async def test_a_deadline_inside_is_not_that_outside() -> None:
+async def test_nested_deadlines_are_distinguished() -> None:
     with pytest.raises(TimeoutError, match=r"^not finished within tool \(0\.01 s\)$"):
         async with user_timeout(60, "rollout_timeout"), user_timeout(0.01, "tool"):
             await asyncio.Event().wait()

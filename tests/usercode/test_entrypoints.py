@@ -17,7 +17,7 @@ Write = Callable[[str], None]
 
 @pytest.fixture
 def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Writes the module `user_task` where a worker finds it."""
+    """Writes the module `user_task` to a folder on the import path."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(text: str) -> None:
@@ -54,7 +54,7 @@ def test_a_call_adds_the_arguments_of_the_entry_point(user_code: Write):
     assert call(entrypoint, "setup") == ("setup", "short", 3)
 
 
-def test_an_error_of_the_called_code_is_its_own(user_code: Write):
+def test_an_error_of_the_called_code_is_passed_on(user_code: Write):
     user_code("def make(): raise KeyError('reward')")
     with pytest.raises(KeyError, match="reward"):
         call(Entrypoint(name="user_task:make"))
@@ -79,7 +79,7 @@ def test_a_missing_module_is_reported_with_the_worker_and_the_places():
         ("import sys; sys.exit('usage: task FILE')", "SystemExit: usage: task FILE"),
     ],
 )
-def test_whatever_a_module_does_when_imported_is_reported_with_its_cause(
+def test_any_error_while_importing_a_module_is_reported_with_its_cause(
     user_code: Write, code: str, why: str
 ):
     user_code(code)

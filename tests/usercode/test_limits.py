@@ -1,4 +1,4 @@
-"""Functions of the user that don't return: they are given up, and what comes after them isn't."""
+"""User functions that don't return are given up; later calls still run."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ def loop() -> Iterator[LimitedLoop]:
 
 @pytest.fixture
 def free() -> Iterator[threading.Event]:
-    """Lets go of what a test has blocked, at the latest when it is over."""
+    """Releases the code that a test has blocked, at the latest when the test ends."""
     event = threading.Event()
     yield event
     event.set()
@@ -31,7 +31,7 @@ async def answer() -> int:
     return 7
 
 
-async def test_what_never_returns_is_given_up_and_cancelled(
+async def test_a_function_that_never_returns_is_given_up_and_cancelled(
     loop: LimitedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled = threading.Event()
@@ -64,7 +64,7 @@ async def test_another_loop_takes_the_place_of_one_that_is_blocked(
 
 
 async def test_one_loop_serves_all_calls_that_return(loop: LimitedLoop) -> None:
-    """A client that user code has opened in one call is of use in the next."""
+    """A client that user code has opened in one call is usable in the next."""
 
     async def here() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
@@ -72,7 +72,7 @@ async def test_one_loop_serves_all_calls_that_return(loop: LimitedLoop) -> None:
     assert await loop.run(here) is await loop.run(here)
 
 
-async def test_a_timeout_of_its_own_is_an_error_like_others() -> None:
+async def test_a_timeout_raised_by_the_function_is_an_ordinary_error() -> None:
     async def fail() -> None:
         raise TimeoutError("the judge doesn't answer")
 
@@ -81,5 +81,5 @@ async def test_a_timeout_of_its_own_is_an_error_like_others() -> None:
 
 
 def test_the_function_is_given_up_before_its_activity_is() -> None:
-    """Else the lease would be lost, and nobody would know by what."""
+    """Otherwise the lease would fail, and its error would not name the function."""
     assert MUTATION_TIMEOUT.total_seconds() > RESULT_TIMEOUT + limits.LIMIT

@@ -1,4 +1,4 @@
-"""The loop of user code: it stays out of its worker's way, and is told when it stands still."""
+"""The loop of user code: it doesn't block its worker, and blocking code is reported."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ def user_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[UserLoop]:
 
 
 class Block:
-    """User code that keeps its loop until it is let go."""
+    """User code that blocks its loop until it is released."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -42,7 +42,7 @@ def block() -> Iterator[Block]:
     blocking.free.set()
 
 
-async def test_code_that_blocks_for_too_long_is_told_with_its_place(
+async def test_code_that_blocks_for_too_long_is_reported_with_its_place(
     user_loop: UserLoop, block: Block
 ) -> None:
     work = asyncio.create_task(user_loop.run(block, may_block=0.1))
@@ -52,8 +52,10 @@ async def test_code_that_blocks_for_too_long_is_told_with_its_place(
         await work
 
 
-async def test_those_beside_learn_that_it_is_another(user_loop: UserLoop, block: Block) -> None:
-    """Also where the blocking code runs in a task of its own making."""
+async def test_other_calls_learn_that_another_call_blocks_the_loop(
+    user_loop: UserLoop, block: Block
+) -> None:
+    """This holds even if the blocking code runs in a task that it created itself."""
 
     async def make_a_task() -> None:
         await asyncio.create_task(block())
@@ -70,8 +72,11 @@ async def test_those_beside_learn_that_it_is_another(user_loop: UserLoop, block:
         await user_loop.run(asyncio.Event().wait)
 
 
-async def test_the_longest_that_may_block_counts(user_loop: UserLoop, block: Block) -> None:
-    """Also of what the caller has given up meanwhile: it was there when the loop last turned."""
+async def test_the_longest_limit_of_the_running_calls_counts(
+    user_loop: UserLoop, block: Block
+) -> None:
+    """A call counts until the loop has run again: even if it was cancelled, it may be the one that
+    blocks."""
     patient = asyncio.create_task(user_loop.run(asyncio.Event().wait, may_block=3600))
     await asyncio.sleep(0)
     blocking = asyncio.create_task(user_loop.run(block, may_block=0.1))
@@ -85,8 +90,10 @@ async def test_the_longest_that_may_block_counts(user_loop: UserLoop, block: Blo
     watching.cancel()
 
 
-async def test_what_has_ended_gives_nobody_its_time(user_loop: UserLoop, block: Block) -> None:
-    """A factory may take minutes; the rollouts that begin the moment it is done may not."""
+async def test_the_limit_of_an_ended_call_no_longer_counts(
+    user_loop: UserLoop, block: Block
+) -> None:
+    """A factory may block for minutes; rollouts that begin right after it may not."""
 
     async def load() -> None:
         pass
@@ -99,7 +106,7 @@ async def test_what_has_ended_gives_nobody_its_time(user_loop: UserLoop, block: 
         await work
 
 
-async def test_a_loop_that_turns_is_not_blocked(user_loop: UserLoop) -> None:
+async def test_a_loop_that_still_runs_is_not_blocked(user_loop: UserLoop) -> None:
     async def work() -> None:
         for _ in range(20):
             time.sleep(0.03)  # noqa: ASYNC251 - user code does such things
@@ -111,7 +118,7 @@ async def test_a_loop_that_turns_is_not_blocked(user_loop: UserLoop) -> None:
     watching.cancel()
 
 
-async def test_what_nobody_waits_for_may_block_for_a_while_only(
+async def test_code_without_a_caller_has_the_default_limit(
     user_loop: UserLoop, block: Block
 ) -> None:
     async def start() -> None:
@@ -125,10 +132,11 @@ async def test_what_nobody_waits_for_may_block_for_a_while_only(
     assert time.monotonic() - begun >= user_loop_module.DEFAULT_LIMIT
 
 
-async def test_a_loop_that_is_closed_lets_calls_clean_up_after_themselves(
+async def test_a_closing_loop_lets_its_calls_clean_up(
     user_loop: UserLoop,
 ) -> None:
-    """Those that were cancelled before, and those that are by that; others are cut off, at last."""
+    """Calls that were cancelled before and calls that closing cancels can clean up; calls that take
+    too long are cut off."""
     begun, ended, closed = [], [], threading.Event()
 
     def call(name: str) -> Callable[[], Awaitable[None]]:
@@ -157,7 +165,7 @@ async def test_a_loop_that_is_closed_lets_calls_clean_up_after_themselves(
         await running
 
 
-async def test_what_never_ends_keeps_no_loop_that_is_closed(
+async def test_a_call_that_never_ends_does_not_keep_a_closing_loop_open(
     user_loop: UserLoop, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_loop_module, "CLOSE_TIMEOUT", 0.1)
@@ -178,7 +186,7 @@ async def test_what_never_ends_keeps_no_loop_that_is_closed(
         await work
 
 
-async def test_a_loop_that_is_blocked_is_not_waited_for(user_loop: UserLoop, block: Block) -> None:
+async def test_closing_does_not_wait_for_a_blocked_loop(user_loop: UserLoop, block: Block) -> None:
     work = asyncio.create_task(user_loop.run(block))
     await until(block.begun.is_set)
     user_loop.close()
@@ -187,7 +195,7 @@ async def test_a_loop_that_is_blocked_is_not_waited_for(user_loop: UserLoop, blo
     await asyncio.wait([work])
 
 
-async def test_code_that_hangs_in_the_threads_of_its_loop_holds_up_no_connection(
+async def test_code_that_fills_its_thread_pool_delays_no_connection(
     user_loop: UserLoop,
 ) -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "localhost", 0)

@@ -1,4 +1,4 @@
-"""The farms that run the workflows, and the check of every history that a test has produced."""
+"""Farms of workers for the workflows, and the check of each history that a test has produced."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
@@ -22,14 +22,14 @@ QUICK_THROTTLE = timedelta(seconds=0.1)
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def farm(temporal_server: str, tiny_tokenizer: Path) -> AsyncIterator[Farm]:
-    """Workers as they are in production."""
+    """Workers with production settings."""
     async with open_farm(temporal_server, "default", tiny_tokenizer) as farm:
         yield farm
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def start(farm: Farm, tmp_path: Path) -> AsyncIterator[Start]:
-    """Start runs on the farm. When the test is over their histories are checked."""
+    """Start runs on the farm. Their histories are checked after the test."""
 
     def start(script: Script, **fields: Any) -> Awaitable[Run]:
         return farm.start(script, tmp_path, **fields)
@@ -41,8 +41,8 @@ async def start(farm: Farm, tmp_path: Path) -> AsyncIterator[Start]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def tunable_farm(temporal_server: str, tiny_tokenizer: Path) -> AsyncIterator[Farm]:
     """Workers whose workflows see the constants that a test sets in a module, in a namespace
-    without search attributes. No heartbeat is kept back: one that a worker passes on per second
-    leaves a test's timeout of a second nothing for a busy machine."""
+    without search attributes. Heartbeats aren't throttled: one per second would leave no margin on
+    a busy machine for a test's timeout of one second."""
     await register_namespace(temporal_server, "tunable")
     tuning = shared_workflow_modules()
     async with contextlib.AsyncExitStack() as stack:
@@ -57,9 +57,9 @@ async def tunable_farm(temporal_server: str, tiny_tokenizer: Path) -> AsyncItera
 async def start_tuned(
     tunable_farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Start]:
-    """Start runs on the tunable farm. When the test is over their histories are checked, with the
-    constants that it has set: monkeypatch is undone after this."""
-    for module in (processes, trainer):  # of workers that the test brings up, and of its leases
+    """Start runs on the tunable farm. Their histories are checked after the test with the constants
+    that it has set: monkeypatch is undone later."""
+    for module in (processes, trainer):  # for workers that the test starts, and for its leases
         monkeypatch.setattr(module, "THROTTLE", QUICK_THROTTLE)
 
     def start(script: Script, **fields: Any) -> Awaitable[Run]:
@@ -71,13 +71,13 @@ async def start_tuned(
 
 @pytest.fixture
 def quick_acquisition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session is asked for as often as else, without the seconds between."""
+    """A session is requested as often as usual, but without the seconds between."""
     quick = replace(trainer_lease.ACQUIRE_ATTEMPTS, initial_interval=timedelta(milliseconds=10))
     monkeypatch.setattr(trainer_lease, "ACQUIRE_ATTEMPTS", quick)
 
 
 async def check_histories(farm: Farm) -> None:
-    """Every payload fits its budget, and the workflow code does all of it again."""
+    """Each payload fits its budget, and the workflow code replays each history."""
     while farm.runs:
         run = farm.runs.pop()
         await farm.close(run)

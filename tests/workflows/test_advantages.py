@@ -1,4 +1,4 @@
-"""Advantages by a function of the run's own, and groups of one."""
+"""Advantages from the run's own function, and groups of one."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from support.script import Script, spread
 REWARD = {"name": "support.losses:reward_itself"}
 
 
-async def test_groups_of_one_train_where_a_single_reward_is_an_advantage(start: Start):
+async def test_groups_of_one_train_if_the_function_supports_them(start: Start):
     async def play(draw: Any) -> float:
         return float(draw.row)
 
@@ -22,7 +22,7 @@ async def test_groups_of_one_train_where_a_single_reward_is_an_advantage(start: 
     assert sent == [[[1.0, 1.0]], [[2.0, 2.0]]]
 
 
-async def test_a_function_that_does_nothing_with_one_reward_is_refused_before_anything(
+async def test_a_function_that_needs_several_rewards_is_refused_for_groups_of_one(
     start: Start,
 ):
     fields = {"completions_per_prompt": 1, "advantages": {"name": "support.losses:nothing"}}
@@ -34,7 +34,7 @@ async def test_a_function_that_does_nothing_with_one_reward_is_refused_before_an
 
 
 @pytest.mark.parametrize("name", ["too_few", "no_list"])
-async def test_what_a_function_returns_is_checked_and_its_row_named(start: Start, name: str):
+async def test_an_invalid_result_of_the_function_is_refused_with_its_row(start: Start, name: str):
     run = await start(Script(spread), rows=1, advantages={"name": f"support.losses:{name}"})
     failure = await run.failure()
     assert failure.type == "InvalidAdvantagesError"

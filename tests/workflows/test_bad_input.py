@@ -1,4 +1,4 @@
-"""Bad input: every mistake is answered at once, by a failure that says what to do."""
+"""Bad input: each mistake fails the run at once, with an error that says what to do."""
 
 import asyncio
 import shutil
@@ -17,7 +17,7 @@ from workflows.run.train_run import TrainRun
 
 
 async def failure_of(farm: Farm, run_id: str, *args: Any) -> ApplicationError:
-    """Why a run fails that is started as the stock CLI does it."""
+    """The failure of a run that is started like the Temporal CLI starts it."""
     with pytest.raises(WorkflowFailureError) as failure:
         await asyncio.wait_for(
             farm.client.execute_workflow(
@@ -29,7 +29,7 @@ async def failure_of(farm: Farm, run_id: str, *args: Any) -> ApplicationError:
     return failure.value.cause
 
 
-async def test_all_problems_of_a_configuration_come_in_one_message(farm: Farm, tmp_path: Path):
+async def test_all_problems_of_a_configuration_are_in_one_message(farm: Farm, tmp_path: Path):
     config = {
         "rollout": "no colon",
         "dataset": "rows.jsonl",
@@ -52,13 +52,13 @@ async def test_all_problems_of_a_configuration_come_in_one_message(farm: Farm, t
 
 
 @pytest.mark.parametrize("args", [(), (None,), ("run.json",), ([],), (3,)], ids=repr)
-async def test_what_is_no_configuration_fails_the_run(farm: Farm, args: tuple[Any, ...]):
+async def test_arguments_that_are_no_configuration_fail_the_run(farm: Farm, args: tuple[Any, ...]):
     failure = await failure_of(farm, f"bad-args-{args}", *args)
     assert failure.type == "InvalidConfig"
     assert "a run's configuration is a JSON object, not" in failure.message
 
 
-async def test_a_state_that_is_none_fails_the_run(farm: Farm, tmp_path: Path):
+async def test_an_invalid_state_fails_the_run(farm: Farm, tmp_path: Path):
     scripts["bad-state"] = Script()
     config = farm.config("bad-state", tmp_path)
     failure = await failure_of(farm, "bad-state", config, {"step": "three"})
@@ -88,7 +88,7 @@ def make_error(setup: Any) -> Any:
         ("{here}:make_error", "OSError", "the tool server isn't there"),
     ],
 )
-async def test_a_rollout_function_that_cannot_be_had_fails_the_run_before_it_costs(
+async def test_a_rollout_function_that_cannot_be_made_fails_the_run_at_once(
     start: Start, rollout: str, kind: str, text: str
 ):
     run = await start(Script(), rollout=rollout.replace("{here}", __name__))
@@ -126,8 +126,10 @@ async def test_a_folder_of_another_run_is_left_alone(start: Start, farm: Farm, t
     assert run.ledger == ledger
 
 
-async def test_an_id_whose_folder_was_deleted_begins_anew(start: Start, farm: Farm, tmp_path: Path):
-    """Its workers have seen the run that failed under it, and remember nothing of that."""
+async def test_a_run_id_whose_folder_was_deleted_can_be_used_again(
+    start: Start, farm: Farm, tmp_path: Path
+):
+    """The workers have executed the failed run with this id and keep no state of it."""
     run = await start(Script(), rows=1, rollout=f"{__name__}:make_error")
     assert (await run.failure()).type == "OSError"
     shutil.rmtree(run.store.folder)

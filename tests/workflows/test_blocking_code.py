@@ -1,4 +1,5 @@
-"""User code that blocks for ever: its worker tells whose it is before the server gives all up."""
+"""User code that blocks forever: its worker names it before the server times out all
+completions."""
 
 import asyncio
 import threading
@@ -25,17 +26,17 @@ QUEUE = "of a worker that code blocks"
 
 @pytest.fixture
 def free() -> Iterator[threading.Event]:
-    """Set once the test is over, when the thread may end."""
+    """Set after the test, so that the thread can end."""
     event = threading.Event()
     yield event
     event.set()
 
 
-async def test_code_that_blocks_late_counts_for_its_completion_and_for_none_beside(
+async def test_code_that_blocks_late_counts_only_for_its_own_completion(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch, free: threading.Event
 ):
-    """So late that its own deadline and another, for which the worker waits, end after one and the
-    overtime."""
+    """The code blocks so late that the worker, which waits for two deadlines, notices it after one
+    deadline and the overtime."""
     for module in (processes, prompt_group):
         monkeypatch.setattr(module, "ROLLOUT_QUEUE", QUEUE)
     monkeypatch.setattr(processes, "GRACE", timedelta(seconds=0.1))
@@ -53,7 +54,7 @@ async def test_code_that_blocks_late_counts_for_its_completion_and_for_none_besi
             await asyncio.sleep(BEGINS)
             free.wait()
         await asyncio.Event().wait()
-        raise AssertionError("it waits for ever")
+        raise AssertionError("it waits forever")
 
     script.play = play
     async with tunable_farm.other_rollout_worker() as blocked:
@@ -68,8 +69,8 @@ async def test_code_that_blocks_late_counts_for_its_completion_and_for_none_besi
 
 
 @pytest.mark.parametrize("deadline", [1.0, 3600.0])
-def test_a_worker_knows_who_blocks_before_the_server_gives_up_its_completions(deadline: float):
-    """Though all that may take time before has taken all of it."""
+def test_blocking_code_is_found_before_the_server_times_completions_out(deadline: float):
+    """This holds even if each earlier phase has used all of its time."""
     begins = LOAD_TIMEOUT + STORE_PATIENCE + END_TIMEOUT + deadline + END_TIMEOUT
     known = begins + deadline + GRACE
     assert timedelta(seconds=known) < prompt_group.completion_limit(deadline)

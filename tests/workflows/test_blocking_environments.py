@@ -22,7 +22,7 @@ ROWS, COMPLETIONS, WAVES, SECONDS = 16, 4, 4, 1.5
 HEARTBEAT_TIMEOUT = 3.0
 
 
-async def test_graders_of_sixty_four_environments_block_for_longer_than_a_heartbeat_may_take(
+async def test_graders_may_together_block_for_longer_than_a_heartbeat_timeout(
     start_tuned: Start,
     tunable_farm: Farm,
     emulator: RunningEmulator,

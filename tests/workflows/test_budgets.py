@@ -1,4 +1,4 @@
-"""The budgets of history: what a run may cost the server, and what it may carry along."""
+"""Budgets: a run's events in history, and its state across continue-as-new."""
 
 import json
 
@@ -12,7 +12,7 @@ from workflows.run import train_run
 GROUPS, GROUP, PER_STEP = 24, 8, 6
 EVENTS_PER_STEP = 60
 EVENTS_AROUND = 60
-"""From the start to the first row, and from the last step to the end."""
+"""Events before the first row and after the last step."""
 
 
 @pytest.mark.parametrize(("limit", "per_group"), [(None, 10), (32, 10 + GROUP)])
@@ -35,10 +35,10 @@ async def test_a_run_adds_few_events_per_group_and_step(
     assert len(own.events) <= allowed
 
 
-async def test_the_state_that_is_carried_along_stays_small(
+async def test_the_state_across_continue_as_new_stays_small(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """A wide window, whose rows end in disorder and leave a ragged cursor behind."""
+    """A wide window, whose rows end out of order and leave gaps behind the cursor."""
     monkeypatch.setattr(train_run, "MAX_HISTORY", 1)
 
     async def play(draw: Draw) -> float | None:

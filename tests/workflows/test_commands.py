@@ -25,7 +25,7 @@ from support.waiting import Gate, until
 from workflows.run.train_run import TrainRun
 
 
-async def test_a_pause_finishes_what_is_in_flight_and_admits_nothing_until_resume(start: Start):
+async def test_a_paused_run_finishes_its_rollouts_and_admits_no_row(start: Start):
     run = await start(Script(), rows=3)
     optimizer = run.trainer.hold("optim_step")
     await run.trainer.reached("optim_step")
@@ -71,8 +71,8 @@ async def test_changes_apply_from_the_next_step_and_are_part_of_the_ledger(start
     assert [entry.changes for entry in run.ledger if entry.changes] == [
         {"learning_rate": 0.25, "evaluation_interval": 7}
     ]
-    (told,) = [command for entry in run.ledger for command in entry.commands]
-    assert told.text == "reconfigure evaluation_interval, learning_rate"
+    (command,) = [each for entry in run.ledger for each in entry.commands]
+    assert command.text == "reconfigure evaluation_interval, learning_rate"
 
 
 async def test_changes_apply_to_the_batch_that_is_being_collected(start: Start):
@@ -85,8 +85,8 @@ async def test_changes_apply_to_the_batch_that_is_being_collected(start: Start):
     assert [adam.learning_rate for adam in run.trainer.adam] == [0.5, 0.25]
 
 
-async def test_everything_that_a_run_was_told_is_kept(start: Start):
-    """However much it was, and also what no step has followed."""
+async def test_every_command_is_kept(start: Start):
+    """This includes many commands, and commands that no step follows."""
     gates = [Gate() for _ in range(3)]
     gates[0].open()
 
@@ -115,11 +115,11 @@ async def test_everything_that_a_run_was_told_is_kept(start: Start):
     saves = [command for command in kept if command.text == "final checkpoint"]
     assert [command.checkpoint for command in saves] == [result.checkpoint]
     assert kept[-1].ending == "stopped"
-    told = pandas.DataFrame([command.model_dump() for command in kept])
-    assert list(told["text"]) == [command.text for command in kept]
+    table = pandas.DataFrame([command.model_dump() for command in kept])
+    assert list(table["text"]) == [command.text for command in kept]
 
 
-async def test_what_a_run_is_told_while_a_step_is_committed_belongs_to_the_next(
+async def test_a_command_during_a_commit_belongs_to_the_next_step(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     gate, committing = threading.Event(), threading.Event()
@@ -147,7 +147,7 @@ async def test_what_a_run_is_told_while_a_step_is_committed_belongs_to_the_next(
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
-async def test_a_run_says_how_it_ended(start: Start, how: str):
+async def test_a_run_records_how_it_ended(start: Start, how: str):
     async def play(draw: Draw) -> float:
         if how == "failed" and draw.row == 1:
             raise KeyError("tool")
@@ -166,10 +166,10 @@ async def test_a_run_says_how_it_ended(start: Start, how: str):
     assert ("tool" in last.text) == (how == "failed")
 
 
-async def test_a_run_that_is_cancelled_while_a_control_is_written_says_how_it_ended(
+async def test_a_run_cancelled_while_it_writes_a_command_records_how_it_ended(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its cleanup doesn't take the number of what may be written already."""
+    """The cleanup doesn't reuse the number of a command that may already be written."""
     written, cancelled = threading.Event(), threading.Event()
     record = records.record_command
 
@@ -209,7 +209,7 @@ async def test_a_wider_window_is_used_at_once(start: Start):
     await run.result()
 
 
-async def test_a_checkpoint_is_saved_when_it_is_asked_for(start: Start):
+async def test_a_checkpoint_is_saved_on_request(start: Start):
     gate = Gate()
     run = await start(Script(behind({1: gate})), rows=2)
     await run.until(step=1, groups_in_flight=1)
@@ -218,11 +218,11 @@ async def test_a_checkpoint_is_saved_when_it_is_asked_for(start: Start):
     assert run.trainer.calls[-1] == "save_checkpoint state-1"
     gate.open()
     await run.result()
-    # The time that it took is in the record of the step that was saved.
+    # The time of the save is in the record of the saved step.
     assert [record["checkpoint/wall_time"] >= 0 for record in run.metrics()] == [True, True]
 
 
-async def test_a_checkpoint_that_was_asked_for_is_timed_also_where_no_step_follows(start: Start):
+async def test_a_requested_checkpoint_is_timed_even_if_no_step_follows(start: Start):
     gate = Gate()
     run = await start(Script(behind({1: gate})), rows=2)
     await run.until(step=1, groups_in_flight=1)
@@ -235,14 +235,14 @@ async def test_a_checkpoint_that_was_asked_for_is_timed_also_where_no_step_follo
     assert record["checkpoint/wall_time"] >= 0
 
 
-async def test_a_checkpoint_that_cannot_be_saved_is_not_answered_with_an_older_one(start: Start):
+async def test_a_failed_checkpoint_request_is_not_answered_with_an_older_one(start: Start):
     gate = Gate()
     script = Script(behind({1: gate}))
     script.trainer.fail_once("save_checkpoint state-1", TrainerRejectedError("the disk is full"))
     run = await start(script, rows=2)
     await run.until(step=1, groups_in_flight=1)
     assert "the disk is full" in await refusal(run, TrainRun.checkpoint)
-    # The name may be taken by what the failure has left.
+    # The failed attempt may have used the name.
     answer: object = await run.handle.execute_update(TrainRun.checkpoint)
     assert answer == "scripted/state-1-try-2"
     gate.open()
@@ -250,7 +250,7 @@ async def test_a_checkpoint_that_cannot_be_saved_is_not_answered_with_an_older_o
     assert result.rows == 2
 
 
-async def test_a_checkpoint_that_a_cancellation_interrupts_is_not_answered_as_lost(start: Start):
+async def test_a_checkpoint_request_during_a_cancellation_is_answered(start: Start):
     gate = Gate()
     script = Script(behind({1: gate}))
     saving = script.trainer.hold("save_checkpoint state-1")
@@ -276,7 +276,7 @@ async def test_a_run_that_is_neither_paused_nor_held_has_nothing_to_resume(start
 
 
 async def test_a_held_run_saves_no_checkpoint_and_says_why(start: Start):
-    """Neither for who asks then, nor for who has asked before and waits."""
+    """This holds for a request during the hold and for one that has waited since before."""
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -303,7 +303,7 @@ async def test_a_held_run_saves_no_checkpoint_and_says_why(start: Start):
 
 
 async def test_a_run_that_fails_is_not_resumed(start: Start):
-    """Nor does it begin the row again that it fails over, while it counts what else does."""
+    """It doesn't retry the failed row either while it counts other failures."""
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -325,7 +325,7 @@ async def test_a_run_that_fails_is_not_resumed(start: Start):
     assert len(run.script.draws(0)) == 2
 
 
-async def test_a_held_run_can_be_let_fail(start: Start):
+async def test_a_held_run_can_be_ended_as_failed(start: Start):
     async def play(draw: Draw) -> float:
         raise KeyError("tool")
 
@@ -335,7 +335,7 @@ async def test_a_held_run_can_be_let_fail(start: Start):
     assert (await run.failure()).type == "KeyError"
 
 
-async def test_a_run_that_ends_takes_no_changes_any_more(start: Start):
+async def test_a_run_that_is_ending_accepts_no_changes(start: Start):
     script = Script()
     saving = script.trainer.hold("save_checkpoint state-1")
     run = await start(script, rows=1)
@@ -356,14 +356,14 @@ async def has_failed(run: Run) -> bool:
 
 
 async def updates(run: Run, count: int) -> bool:
-    """Whether the run has accepted so many."""
+    """Whether the run has accepted this number of commands."""
     history = await run.handle.fetch_history()
     kinds = [event.WhichOneof("attributes") for event in history.events]
     return kinds.count("workflow_execution_update_accepted_event_attributes") >= count
 
 
 async def refusal(run: Run, update: object, *args: object) -> str:
-    """Why an update is refused."""
+    """The reason for which an update is refused."""
     with pytest.raises(WorkflowUpdateFailedError) as failure:
         await run.handle.execute_update(update, *args)  # type: ignore[call-overload]
     assert isinstance(failure.value.cause, ApplicationError)

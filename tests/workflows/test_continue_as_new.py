@@ -1,4 +1,4 @@
-"""Long runs continue as new between steps, and nobody notices: rows, children, leases, messages."""
+"""Long runs continue as new between steps without effect on rows, children, leases and messages."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ async def test_every_row_is_trained_once_across_executions(start_tuned: Start, t
     assert events == list(range(len(events)))
 
 
-async def test_a_group_begun_before_reports_to_the_execution_after(
+async def test_a_group_reports_to_the_next_execution_of_its_run(
     start_tuned: Start, tunable_farm: Farm
 ):
     gate = Gate()
@@ -94,7 +94,7 @@ async def test_a_stop_and_a_failure_reach_a_continued_run(start_tuned: Start):
     assert (result.stopped, result.rows, result.checkpoint) == (True, 1, "scripted/state-1")
 
 
-async def test_a_checkpoint_that_was_asked_for_is_saved_before_the_run_goes_on(start_tuned: Start):
+async def test_a_requested_checkpoint_is_saved_before_continue_as_new(start_tuned: Start):
     run = await start_tuned(Script(), rows=3)
     publish = run.trainer.hold("publish policy-0001")
     await run.trainer.reached("publish policy-0001")
@@ -109,7 +109,7 @@ async def test_a_checkpoint_that_was_asked_for_is_saved_before_the_run_goes_on(s
 
 
 class Stuck:
-    """Rollouts of one row never end."""
+    """A script in which rollouts of one row never end."""
 
     def __init__(self, row: int) -> None:
         self._row = row
@@ -121,7 +121,7 @@ class Stuck:
 
 
 async def executions(farm: Farm, run: Run) -> int:
-    """How many executions the run has had."""
+    """The number of executions of the run."""
     assert run.handle.first_execution_run_id is not None
     histories = await run_histories(farm.client, run.id, run.handle.first_execution_run_id)
     return sum(history.workflow_id == run.id for history in histories)

@@ -1,6 +1,7 @@
-"""What each row of the table of errors promises is what a run does.
+"""A run does what its error's row in the table of errors says.
 
-Which error of the service is which row: trainers/test_errors.py and trainers/test_control_plane.py.
+For the mapping of service errors to rows see trainers/test_errors.py and
+trainers/test_control_plane.py.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ PROMISES = sorted({(r.reaction, r.error) for r in RULES}, key=lambda pair: (pair
 
 
 async def retries(start: Start, error: type[TrainerError]) -> None:
-    """A session is asked for a few times, and not for ever."""
+    """A session is requested a few times, not forever."""
     script = Script()
     script.trainer.refuse("open", error("said by the service"))
     run = await start(script, rows=1)
@@ -29,7 +30,7 @@ async def retries(start: Start, error: type[TrainerError]) -> None:
 
 
 async def waits(start: Start, error: type[TrainerError]) -> None:
-    """However long it takes: no patience is left here."""
+    """The run waits without a limit: the test sets START_PATIENCE to zero."""
     script = Script()
     script.trainer.refuse("open", error("said by the service"))
     run = await start(script, rows=1)
@@ -48,7 +49,7 @@ async def replaces(start: Start, error: type[TrainerError]) -> None:
 
 
 async def fails(start: Start, error: type[TrainerError]) -> None:
-    """At once, in the service's words, whether it happens at the start or in a step."""
+    """The run fails at once with the service's text, at its start and in a step."""
     for call in ("open", "forward_backward"):
         script = Script()
         script.trainer.refuse(call, error("said by the service"))
@@ -59,7 +60,7 @@ async def fails(start: Start, error: type[TrainerError]) -> None:
 
 
 async def holds(start: Start, error: type[TrainerError]) -> None:
-    """Whatever on_fatal says; and goes on with what it has."""
+    """The run is held whatever on_fatal says, and continues from its current state."""
     for call in ("open", "optim_step"):
         script = Script()
         script.trainer.fail_once(call, error("said by the service"))
@@ -80,7 +81,7 @@ BEHAVIOURS: dict[Reaction, Callable[[Start, type[TrainerError]], Awaitable[None]
 
 
 @pytest.mark.parametrize(("reaction", "error"), PROMISES)
-async def test_a_run_does_what_the_row_says(
+async def test_a_run_handles_each_error_as_its_row_of_the_table_says(
     start_tuned: Start,
     quick_acquisition: None,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Evaluations under the failure policy: what counts, what is done again, and what isn't."""
+"""Evaluations under the failure policy: which failures count, and which rows are repeated."""
 
 import asyncio
 from datetime import timedelta
@@ -24,12 +24,12 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluated(run: Run, version: int = 0) -> list[int]:
-    """How often each held-out row was begun under a version."""
+    """How often each held-out row was started for a version."""
     draws = [draw for draw in run.script.begun if draw.evaluation and draw.version == version]
     return [sum(draw.row == row for draw in draws) for row in range(3)]
 
 
-async def test_only_the_row_that_failed_is_done_again_and_nothing_beside_itself(
+async def test_only_the_failed_row_of_an_evaluation_is_repeated(
     start_tuned: Start,
 ):
     failed = Gate()
@@ -73,10 +73,10 @@ async def test_a_row_that_keeps_failing_fails_its_evaluation(start_tuned: Start)
     assert note.startswith("evaluation of version 0: ") and "the judge is asleep" in note
 
 
-async def test_a_final_evaluation_that_fails_beside_the_final_checkpoint_ends_the_run(
+async def test_a_final_evaluation_that_fails_during_the_final_save_ends_the_run(
     start_tuned: Start,
 ):
-    """Nobody waits for it then: it is over when its turn comes."""
+    """The evaluation ends while the run waits for the final save, not for the evaluation."""
     saved = Gate()
 
     async def evaluate(step: int, rollout_fn: object) -> dict[str, float]:
@@ -137,10 +137,10 @@ async def test_a_missing_snapshot_is_never_an_evaluations_failure(start_tuned: S
     assert evaluated(run) == [1, 6, 1]
 
 
-async def test_an_evaluation_survives_the_loss_of_worker_after_worker(
+async def test_an_evaluation_survives_repeated_worker_failures(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """More often than anything may fail, and rows that had finished are left alone."""
+    """Worker failures exceed the limit for other failures, and finished rows aren't repeated."""
     monkeypatch.setattr(evaluation, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
     beat = heartbeats._beat
     silent: list[str] = []
@@ -166,7 +166,7 @@ async def test_an_evaluation_survives_the_loss_of_worker_after_worker(
     assert evaluated(run) == [1, 1, 5]
 
 
-async def test_an_evaluation_function_is_begun_again_after_a_recoverable_failure(
+async def test_an_evaluation_function_is_retried_after_a_recoverable_failure(
     start_tuned: Start,
 ):
     called: list[int] = []

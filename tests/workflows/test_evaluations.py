@@ -1,4 +1,4 @@
-"""Evaluations: when they run, what they leave, and that they never end a run."""
+"""Evaluations: when they run, and what they record."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ HELD_OUT = {"name": "support.tasks:rows", "kwargs": {"count": 3}}
 
 
 async def grade(draw: Draw) -> float:
-    """Training rows spread; held-out ones get better with each version."""
+    """Rewards of training rows differ; rewards of held-out rows rise with each version."""
     return float(draw.version) if draw.evaluation else float(draw.completion)
 
 
@@ -38,12 +38,12 @@ async def test_held_out_rows_are_reported_before_and_after(start: Start):
     assert records[0]["eval/reward"] == 0.0
     assert records[1]["eval/reward"] == 1.0
     assert {"eval/wall_time", "train/loss"} <= records[1].keys()
-    # Nothing of it is trained.
+    # No held-out row is trained.
     assert run.trained == ["0"]
     assert sum(map(len, run.trainer.datums)) == 2
 
 
-async def test_evaluations_run_at_the_start_at_intervals_and_at_the_end_once_each(start: Start):
+async def test_evaluations_run_once_at_the_start_at_intervals_and_at_the_end(start: Start):
     evaluated = []
 
     def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
@@ -57,7 +57,7 @@ async def test_evaluations_run_at_the_start_at_intervals_and_at_the_end_once_eac
     assert [r["eval/skill"] for r in run.metrics() if "eval/skill" in r] == [0, 0.2, 0.3]
 
 
-async def test_an_evaluation_function_needs_no_context_to_draw(start: Start):
+async def test_an_evaluation_function_needs_no_context_to_sample(start: Start):
     """The scripted rollout function requires a cursor and a rollout index."""
 
     async def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
@@ -83,7 +83,7 @@ async def test_the_last_step_is_not_evaluated_twice(start: Start):
 
 
 async def test_a_snapshot_is_replaced_only_after_its_evaluation(start: Start):
-    """Rollouts and the optimizer go on meanwhile, and the evaluation stays at its version."""
+    """Rollouts and the optimizer continue meanwhile, and the evaluation keeps its version."""
     gate = Gate()
 
     async def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
@@ -107,7 +107,7 @@ async def test_a_snapshot_is_replaced_only_after_its_evaluation(start: Start):
     assert versions == [0, 0, 2, 2]
 
 
-async def test_a_failing_evaluation_is_reported_and_training_goes_on(start: Start):
+async def test_a_failing_evaluation_is_reported_and_training_continues(start: Start):
     def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
         if step == 0:
             raise KeyError("skill")
@@ -140,7 +140,7 @@ async def test_an_evaluation_that_misses_its_deadline_is_given_up(start: Start):
     ]
 
 
-async def test_the_initial_evaluation_can_be_left_out(start: Start):
+async def test_the_initial_evaluation_can_be_skipped(start: Start):
     run = await start(
         Script(grade),
         rows=2,
@@ -155,7 +155,7 @@ async def test_the_initial_evaluation_can_be_left_out(start: Start):
 
 
 @pytest.mark.parametrize(("broken", "trained"), [(0, []), (1, ["0"])])
-async def test_an_evaluation_that_fails_ends_a_run_that_takes_no_failure(
+async def test_a_failed_evaluation_ends_a_run_that_tolerates_no_failures(
     start: Start, broken: int, trained: list[str]
 ):
     never = Gate()
@@ -164,7 +164,7 @@ async def test_an_evaluation_that_fails_ends_a_run_that_takes_no_failure(
         if draw.evaluation and draw.version == broken:
             raise RuntimeError("no grader here")
         if not draw.evaluation and broken == 0:
-            # It isn't waited for: the run ends, and cancels it.
+            # The run doesn't wait for the evaluation: it ends and cancels it.
             await never.passed()
         return float(draw.completion)
 

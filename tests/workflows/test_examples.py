@@ -1,5 +1,5 @@
-"""The examples' own configurations on real workers and the emulator, cut short: fewer rows, and
-base models that are made in a second."""
+"""The examples' own configurations on real workers and the emulator, with fewer rows and tiny base
+models."""
 
 import json
 from pathlib import Path
@@ -27,11 +27,13 @@ def cut_short(name: str, base_model: str) -> dict[str, Any]:
         "base_model": base_model,
         "tokenizer_model": None,
         "prompt_groups_per_step": 2,
-        "completions_per_prompt": 8,  # fewer may all be alike
+        "completions_per_prompt": 8,  # with fewer, all rewards may be equal
     }
 
 
-async def test_deepmath_trains_and_says_who_judged(start: Start, emulator: RunningEmulator):
+async def test_deepmath_trains_and_records_which_grader_decided(
+    start: Start, emulator: RunningEmulator
+):
     values = cut_short("deepmath", "support.recipes:hasty_adder")
     run = await start(Script(), **values, base_url=emulator.base_url)
     await run.result()
@@ -55,9 +57,9 @@ async def test_a_hud_environment_trains(
     start: Start, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("hud", reason="needs the extra: pip install 'everburn[hud]'")
-    monkeypatch.chdir(EXAMPLES.parent)  # its paths begin there
+    monkeypatch.chdir(EXAMPLES.parent)  # its paths are relative to that
     values = cut_short("hud", "support.recipes:hasty_cashier") | {"epochs": 1}
-    values |= {"completions_per_prompt": 16}  # one in eight gets half an answer's reward
+    values |= {"completions_per_prompt": 16}  # one in eight gets half the reward
     run = await start(Script(), **values, base_url=emulator.base_url)
     await run.result()
 

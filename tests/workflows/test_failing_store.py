@@ -1,5 +1,5 @@
-"""A store that fails: waited for. Under a lease, when that is in vain, the lease ends; under
-rollouts, what they came to isn't made again."""
+"""A run waits while its store fails. A long outage ends the lease; finished rollouts aren't
+repeated."""
 
 import asyncio
 from datetime import timedelta
@@ -34,7 +34,7 @@ def prepare(batch: Batch) -> list[list[list[float]]]:
 
 @pytest.fixture
 def no_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file where the runs' folders should be; it is asked again at once."""
+    """A file in place of the folder of all runs; activities retry at once."""
     quick = RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=10))
     monkeypatch.setattr(recorder, "CREATE_ATTEMPTS", quick)
     monkeypatch.setattr(recovery, "BACKOFF", (0.1,))
@@ -43,17 +43,17 @@ def no_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return volume
 
 
-async def told_why(run: Run) -> bool:
-    """Whether the run says what is wrong with its folder."""
+async def reports_folder_error(run: Run) -> bool:
+    """Whether the run reports the error of its folder."""
     said = (await run.status()).waiting_for
     return said.startswith("the run's folder: ") and "Not a directory" in said
 
 
-async def test_a_run_goes_on_once_its_folder_can_be_made(
+async def test_a_run_continues_once_its_folder_can_be_made(
     start_tuned: Start, tunable_farm: Farm, no_volume: Path
 ):
     run = await tunable_farm.start(Script(), no_volume, rows=1)
-    await until(lambda: told_why(run))
+    await until(lambda: reports_folder_error(run))
     await asyncio.to_thread(no_volume.unlink)
     assert (await run.result()).steps == 1
 
@@ -63,7 +63,7 @@ async def test_a_run_whose_folder_cannot_be_made_can_be_stopped(
     start_tuned: Start, tunable_farm: Farm, no_volume: Path, drain: bool
 ):
     run = await tunable_farm.start(Script(), no_volume, rows=1)
-    await until(lambda: told_why(run))
+    await until(lambda: reports_folder_error(run))
     await run.handle.signal(TrainRun.stop, StopRequest(drain=drain))
     result = await run.result()
     assert (result.stopped, result.steps) == (True, 0)
@@ -72,10 +72,8 @@ async def test_a_run_whose_folder_cannot_be_made_can_be_stopped(
     assert run.script.begun == [] and run.trainer.calls == []
 
 
-async def test_a_store_that_fails_for_a_while_costs_no_session(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-):
-    """Whatever a mutation or a replay reads or writes, before it sends anything and after."""
+async def test_a_short_store_outage_costs_no_session(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """Each read and write of a mutation or a replay, before and after it sends a request."""
     disks = [FailingDisk(activity) for activity in MUTATIONS]
     for disk in disks:
         disk.install(monkeypatch)
@@ -106,10 +104,10 @@ async def test_a_store_that_fails_for_a_while_costs_no_session(
         ("publish", "publications/lease-000001/000001.json"),
     ],
 )
-async def test_one_that_fails_for_longer_costs_a_session_and_no_more(
+async def test_a_long_store_outage_costs_a_session_and_no_more(
     start: Start, monkeypatch: pytest.MonkeyPatch, activity: str, file: str
 ):
-    """Before anything is sent, once gradients are added up, and after the update."""
+    """Before the first request, with accumulated gradients, and after the update."""
     monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
     disk = FailingDisk(activity, f"*/{file}", times=1)
     disk.install(monkeypatch)
@@ -123,7 +121,7 @@ async def test_one_that_fails_for_longer_costs_a_session_and_no_more(
     assert run.trainer.calls[again:].count("optim_step") == 2
 
 
-async def test_one_that_fails_in_a_recovery_has_it_begun_again(
+async def test_a_store_outage_during_a_recovery_starts_the_recovery_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(store, "OUTAGE_PATIENCE", 0.0)
@@ -137,10 +135,11 @@ async def test_one_that_fails_in_a_recovery_has_it_begun_again(
     assert [entry.lease_epoch for entry in run.ledger] == [1, 3]
 
 
-async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
+async def test_a_lease_is_held_even_if_the_owner_file_cannot_be_read(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is known before a session is opened; a session whose holder failed then would live on."""
+    """The owner is read before a session is opened: a failure afterwards would leave the session
+    open."""
     find, failed = liveness.find_owner, []
 
     def find_unless_first(store: ArtifactStore) -> Owner | None:
@@ -158,7 +157,7 @@ async def test_a_lease_is_held_though_the_runs_owner_cannot_be_read(
     assert (run.trainer.count("open"), run.trainer.count("close")) == (1, 1)
 
 
-async def test_one_that_fails_under_rollouts_has_nothing_sampled_twice(
+async def test_a_store_outage_during_rollouts_samples_nothing_twice(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(retries, "BACKOFF", (0.01,))
@@ -172,10 +171,10 @@ async def test_one_that_fails_under_rollouts_has_nothing_sampled_twice(
     assert len(run.script.begun) == 2 + 2 * 3
 
 
-async def test_one_that_fails_for_longer_counts_for_no_rollout(
+async def test_a_long_store_outage_counts_as_no_rollouts_failure(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whatever an attempt reads or writes: what fails but once would be counted here."""
+    """Each read and write of an attempt: here, one counted failure would end the run."""
     monkeypatch.setattr(retries, "BACKOFF", (0.01,))
     monkeypatch.setattr(retries, "MAX_FAILURES", 1)
     monkeypatch.setattr(rollout_attempt, "STORE_PATIENCE", -3600.0)
@@ -196,7 +195,7 @@ async def test_one_that_fails_for_longer_counts_for_no_rollout(
     assert failed[1] >= {"evaluations/000000/row-000002.json", "evaluations/000001/shard-0000.json"}
 
 
-async def test_the_figures_of_an_evaluation_function_outlast_one_that_fails(
+async def test_a_store_outage_does_not_repeat_an_evaluation_function(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     disk = FailingDisk("evaluate_function", "*/figures.json", reads=False)

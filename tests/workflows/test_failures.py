@@ -1,4 +1,4 @@
-"""Recoverable failures: tried again within limits, then dropped, and counted by the breaker."""
+"""Recoverable failures: retried within limits, then dropped, and counted by the breaker."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ async def fail(draw: Draw) -> float:
     raise RecoverableRolloutError(f"the judge of row {draw.row} is asleep")
 
 
-async def test_a_recoverable_failure_is_tried_again_and_costs_nothing(start_tuned: Start):
+async def test_a_recoverable_failure_is_retried_without_loss(start_tuned: Start):
     async def play(draw: Draw) -> float:
         if draw.retry < 2:
             raise ConnectionResetError("come back later")
@@ -50,7 +50,7 @@ async def test_a_recoverable_failure_is_tried_again_and_costs_nothing(start_tune
 async def test_a_missing_snapshot_is_never_a_failure(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """However long a recovery takes: it is tried more often than after any other loss."""
+    """A recovery may take long: a missing snapshot is retried more often than any other failure."""
     monkeypatch.setattr(retries, "MAX_WORKER_FAILURES", 2)
 
     async def play(draw: Draw) -> float:
@@ -67,10 +67,10 @@ async def test_a_missing_snapshot_is_never_a_failure(
     assert last["producer/recoverable_errors_total"] == 0
 
 
-async def test_a_worker_without_the_runs_code_counts_for_nothing(
+async def test_an_attempt_on_an_unfit_worker_does_not_count(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is idle, takes what the busy ones can't, and hands it back, again and again."""
+    """The unfit worker is idle, takes what the busy ones can't, and returns it again and again."""
     monkeypatch.setattr(retries, "MAX_WORKER_FAILURES", 2)
 
     async def play(draw: Draw) -> float:
@@ -86,11 +86,12 @@ async def test_a_worker_without_the_runs_code_counts_for_nothing(
     assert last["producer/recoverable_errors_total"] == 0
 
 
-async def test_one_that_unfit_workers_are_handed_by_chance_is_soon_begun_again(
+async def test_attempts_on_unfit_workers_are_soon_retried(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """Beside one fit worker eight in a row are no rare bad luck: they are over in seconds, not in
-    three minutes. Where no worker has the code, waits come to a minute all the same."""
+    """With one fit worker, eight attempts in a row on unfit ones aren't rare: their pauses take
+    seconds in total, not three minutes. If no worker has the code, the pauses still grow to a
+    minute."""
     scale = 1000
     monkeypatch.setattr(retries, "BACKOFF", [seconds / scale for seconds in BACKOFF])
 
@@ -135,7 +136,7 @@ async def test_a_group_says_that_it_waits_for_a_worker_with_its_code(
     await until(says_so)
 
 
-async def test_a_draw_that_keeps_failing_is_dropped_and_counted(start_tuned: Start):
+async def test_a_completion_that_keeps_failing_is_dropped_and_counted(start_tuned: Start):
     async def play(draw: Draw) -> float:
         return await fail(draw) if draw.completion == 1 else draw.completion
 
@@ -194,7 +195,7 @@ async def test_half_of_the_last_rollouts_failing_opens_the_breaker(start_tuned: 
     assert " · completion 1: RecoverableRolloutError: the judge of row " in failure.message
 
 
-async def test_any_failure_ends_the_run_where_the_recipe_says_so(start_tuned: Start):
+async def test_any_failure_ends_the_run_if_configured(start_tuned: Start):
     async def play(draw: Draw) -> float:
         return await fail(draw) if draw.completion == 1 else draw.completion
 
@@ -208,10 +209,10 @@ async def test_any_failure_ends_the_run_where_the_recipe_says_so(start_tuned: St
     assert details["first"].endswith("row 0 · completion 1: " + ASLEEP)
 
 
-async def test_where_any_failure_ends_the_run_the_phase_ends_first_and_all_are_counted(
+async def test_if_any_failure_ends_the_run_all_of_its_phase_are_counted(
     start_tuned: Start,
 ):
-    """Also those of other rows, those that fail later, and those that are no bad luck."""
+    """This includes failures of other rows, later failures and fatal errors."""
     others = Gate()
 
     async def play(draw: Draw) -> float:
@@ -239,10 +240,10 @@ async def test_where_any_failure_ends_the_run_the_phase_ends_first_and_all_are_c
     assert len(run.script.ended) == 8 and run.trained == []
 
 
-async def test_failures_are_counted_as_far_as_they_had_ended_when_the_trainer_is_lost(
+async def test_without_a_trainer_only_rollouts_that_have_ended_are_counted(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """Rollouts in flight wait for their snapshot, which no recovery brings back any more."""
+    """Rollouts in flight wait for their snapshot, which no recovery publishes again."""
     monkeypatch.setattr(watchdog, "INTERVAL", 0.2)
 
     async def play(draw: Draw) -> float:
@@ -263,7 +264,7 @@ async def test_failures_are_counted_as_far_as_they_had_ended_when_the_trainer_is
     assert run.trainer.count("open") == 1
 
 
-async def test_a_fatal_rollout_tells_its_phase_too(start_tuned: Start):
+async def test_a_fatal_rollout_reports_its_phase_too(start_tuned: Start):
     async def play(draw: Draw) -> float:
         if draw.version == 1:
             raise KeyError("tool")
@@ -277,13 +278,13 @@ async def test_a_fatal_rollout_tells_its_phase_too(start_tuned: Start):
     assert (details["version"], details["failed"]) == (1, 2)
 
 
-async def test_a_run_that_holds_goes_on_once_the_cause_is_mended(start_tuned: Start):
-    """What the row's other completions had finished isn't sampled again."""
-    mended = False
+async def test_a_held_run_continues_once_the_cause_is_fixed(start_tuned: Start):
+    """Finished completions of the row aren't sampled again."""
+    fixed = False
     sibling = Gate()
 
     async def play(draw: Draw) -> float:
-        if draw.place == (1, 1) and not mended:
+        if draw.place == (1, 1) and not fixed:
             await sibling.passed()
             raise KeyError("tool")
         return draw.completion
@@ -294,14 +295,14 @@ async def test_a_run_that_holds_goes_on_once_the_cause_is_mended(start_tuned: St
     sibling.open()
     status = await run.until(phase="held")
     assert "KeyError: 'tool'" in (status.error or "")
-    mended = True
+    fixed = True
     assert await run.handle.execute_update(TrainRun.resume) == "resumed"
     result = await run.result()
     assert (result.rows, run.trained) == (3, ["0", "1.1", "2"])
     assert sorted(draw.completion for draw in run.script.draws(1)) == [0, 1, 1]
 
 
-async def test_a_run_that_holds_can_leave_out_the_row(start_tuned: Start):
+async def test_a_held_run_can_skip_the_row(start_tuned: Start):
     async def play(draw: Draw) -> float:
         if draw.row == 1:
             raise KeyError("tool")
@@ -312,6 +313,6 @@ async def test_a_run_that_holds_can_leave_out_the_row(start_tuned: Start):
     assert await run.handle.execute_update(TrainRun.skip_row) == "skipped row 1"
     result = await run.result()
     assert (result.rows, run.trained) == (3, ["0", "2"])
-    # Whoever resumes the run must not begin the row again.
+    # A resumed run must not start the row again.
     assert [g.key.cursor for g in run.groups if g.rejected] == [1]
     assert [c.text for entry in run.ledger for c in entry.commands] == ["skip_row 1"]

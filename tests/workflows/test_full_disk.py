@@ -1,4 +1,4 @@
-"""A full disk is waited for, for longer than anything that fails is tried again."""
+"""A full disk is waited for longer than any failure is retried."""
 
 from datetime import timedelta
 from typing import Any
@@ -61,7 +61,7 @@ async def test_a_full_disk_is_waited_for(
     assert judged == [0]
 
 
-async def test_a_rollout_that_finds_no_space_within_its_time_counts_for_nothing(
+async def test_a_rollout_that_finds_no_space_in_time_does_not_count(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(retries, "BACKOFF", (0.01,))

@@ -1,4 +1,4 @@
-"""What becomes of a prompt group: retries, drops, rejection, and errors that end the run."""
+"""Outcomes of a prompt group: retries, drops, rejection, and errors that end the run."""
 
 import os
 import threading
@@ -41,8 +41,8 @@ async def test_a_filtered_row_is_rejected_and_counts_only_in_raw_metrics(start: 
     assert last["producer/filter_drops_total"] == last["producer/rows_rejected_total"] == 2
 
 
-async def test_raw_metrics_are_of_all_completions_and_filtered_ones_of_those_kept(start: Start):
-    """Row 0 is rejected before the step that rows 1 and 2 make up."""
+async def test_raw_metrics_cover_all_completions_and_filtered_ones_the_kept(start: Start):
+    """Row 0 is rejected before the step of rows 1 and 2."""
     rejected = Gate()
 
     async def play(draw: Draw) -> float:
@@ -88,7 +88,7 @@ async def test_a_row_rejected_while_a_step_is_committed_counts_in_the_next(
     assert samples == [(2, 2), (4, 2)]
 
 
-async def test_none_drops_a_draw_and_the_others_are_trained(start: Start):
+async def test_a_rollout_that_returns_none_is_dropped_and_the_others_train(start: Start):
     async def play(draw: Draw) -> float | None:
         return None if draw.completion == 0 else draw.completion
 
@@ -112,7 +112,7 @@ async def test_drops_never_open_the_circuit_breaker(start: Start):
     assert [group.outcome for group in run.groups] == ["incomplete"] * 4
 
 
-async def test_an_incomplete_group_is_rebuilt_as_often_as_allowed_and_then_rejected(start: Start):
+async def test_an_incomplete_group_is_retried_within_its_limit_then_rejected(start: Start):
     async def play(draw: Draw) -> float | None:
         return None if draw.row == 1 and draw.completion == 0 else draw.completion
 
@@ -138,7 +138,7 @@ async def test_an_incomplete_group_is_rebuilt_as_often_as_allowed_and_then_rejec
     assert last["producer/rows_submitted_total"] == 2
 
 
-async def test_a_rebuilt_group_is_trained_once_enough_of_it_survives(start: Start):
+async def test_a_retried_group_is_trained_once_enough_completions_succeed(start: Start):
     async def play(draw: Draw) -> float | None:
         return None if draw.retry == 0 and draw.completion == 0 else draw.completion
 
@@ -147,8 +147,8 @@ async def test_a_rebuilt_group_is_trained_once_enough_of_it_survives(start: Star
     assert run.trained == ["0.1"]
 
 
-async def test_a_broken_contract_ends_the_run_and_names_the_place(start: Start):
-    """At once: a sibling is blocked and is cancelled, and nothing is trained."""
+async def test_an_invalid_rollout_ends_the_run_and_is_named(start: Start):
+    """The run ends at once: a blocked sibling is cancelled, and nothing is trained."""
     never = Gate()
 
     async def play(draw: Draw) -> float | RolloutRun:
@@ -171,7 +171,7 @@ async def test_a_broken_contract_ends_the_run_and_names_the_place(start: Start):
     assert status.groups_in_flight == 0
 
 
-async def test_an_unknown_exception_ends_the_run_before_the_open_batch_is_trained(start: Start):
+async def test_an_unknown_exception_ends_the_run_before_its_batch_is_trained(start: Start):
     ready = Gate()
 
     async def play(draw: Draw) -> float:
@@ -232,7 +232,7 @@ async def test_a_filter_that_fails_ends_the_run_and_is_named(start: Start, error
         ("advantages", {"advantages": {"name": "support.tasks:never_returns"}}),
     ],
 )
-async def test_a_function_over_a_group_that_never_returns_ends_the_run_and_is_named(
+async def test_a_group_function_that_never_returns_ends_the_run_and_is_named(
     start: Start, monkeypatch: pytest.MonkeyPatch, where: str, fields: dict[str, Any]
 ):
     monkeypatch.setattr(rollouts, "JUDGE_TIMEOUT", 0.5)
@@ -245,8 +245,8 @@ async def test_a_function_over_a_group_that_never_returns_ends_the_run_and_is_na
     assert f"row 0 · {where}: TimeoutError: it hasn't returned within 0.5 s" in failure.message
 
 
-async def test_filters_that_take_long_hold_up_nobody(start: Start):
-    """More of them at once than the shared pool of a worker has threads."""
+async def test_slow_filters_delay_no_other_group(start: Start):
+    """More filters run at once than a worker's shared pool has threads."""
     ended = threading.Event()
     waiting: list[int] = []
 

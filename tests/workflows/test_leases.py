@@ -1,4 +1,4 @@
-"""The trainer session under a lease: its loss, what is refused, and how it is given back."""
+"""The trainer session under a lease: lease failures, refusals, and how it is closed."""
 
 import asyncio
 import dataclasses
@@ -37,7 +37,7 @@ from workflows.run.ui import describe
 LOST = TrainerStateLostError("the service restarted")
 
 
-async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Start):
+async def test_a_lost_session_is_replaced_and_its_step_is_repeated(start: Start):
     run = await start(Script(), rows=3)
     run.trainer.fail_once("optim_step", LOST, after=1)
     result = await run.result()
@@ -59,11 +59,11 @@ async def test_a_lost_session_is_replaced_and_its_step_is_taken_again(start: Sta
         "publish policy-0003-e2",
         "save_checkpoint state-3",
     ]
-    assert len(run.script.begun) == 6  # no rollout is made again
+    assert len(run.script.begun) == 6  # no rollout is repeated
 
 
 async def test_versions_that_rollouts_still_use_are_published_again(start: Start):
-    """That of the checkpoint, too."""
+    """The version of the checkpoint is published again, too."""
     gates = {1: Gate(), 2: Gate()}
 
     async def play(draw: Draw) -> float:
@@ -88,7 +88,7 @@ async def test_versions_that_rollouts_still_use_are_published_again(start: Start
     ]
 
 
-async def test_what_a_loss_cost_is_recorded_and_shown(start: Start):
+async def test_the_cost_of_a_lease_failure_is_recorded_and_shown(start: Start):
     run = await start(Script(), rows=3)
     run.trainer.fail_once("optim_step", LOST, after=1)
     result = await run.result()
@@ -121,11 +121,11 @@ async def test_a_session_lost_at_a_checkpoint_leaves_its_step_published_once(sta
     assert run.trained == ["0", "1"]
 
 
-async def test_a_step_that_gets_the_same_failure_on_three_leases_ends_the_run_if_configured(
+async def test_a_step_with_the_same_failure_on_three_leases_ends_the_run(
     start: Start,
 ):
     script = Script()
-    # What differs between leases doesn't make it another failure.
+    # Text that differs between leases doesn't make it another failure.
     for lease in (1, 2, 3):
         script.trainer.fail_once(
             "optim_step",
@@ -141,7 +141,7 @@ async def test_a_step_that_gets_the_same_failure_on_three_leases_ends_the_run_if
     assert run.ledger == []
 
 
-async def test_a_step_with_other_failures_each_time_is_not_suspected_soon(
+async def test_a_step_with_a_different_failure_each_time_continues(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(recovery, "PAUSES", (0,))
@@ -154,7 +154,7 @@ async def test_a_step_with_other_failures_each_time_is_not_suspected_soon(
     assert [entry.attempts for entry in run.ledger] == [len(errors) + 1]
 
 
-async def test_a_step_whose_leases_die_in_flight_ten_times_in_a_row_holds_the_run(
+async def test_a_step_whose_leases_fail_ten_times_in_a_row_holds_the_run(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(recovery, "PAUSES", (0,))
@@ -170,10 +170,8 @@ async def test_a_step_whose_leases_die_in_flight_ten_times_in_a_row_holds_the_ru
     assert (await run.result()).steps == 1
 
 
-async def test_leases_that_fail_while_a_batch_is_collected_count_for_nothing(
-    start: Start, farm: Farm
-):
-    """However often: twice as many as make a step suspect, without a pause between them."""
+async def test_leases_that_fail_between_steps_count_against_no_step(start: Start, farm: Farm):
+    """There are twice as many failures as the limit for a step, without a pause between them."""
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -208,10 +206,10 @@ async def test_the_pauses_between_leases_grow_and_are_shown(
 
 
 async def test_a_held_run_continues_with_a_restored_trainer(start: Start):
-    """What was in doubt is not used again, though its session may live on; and no row is admitted
-    before weights and version are live."""
+    """The session in doubt isn't used again, even if it is still open; and no row is admitted
+    before the version is published again."""
     script = Script()
-    # Refused after successful backwards: the session lives, and what it has applied is in doubt.
+    # Refused after successful backwards: the session is open, but its weights are in doubt.
     script.trainer.refuse("optim_step", TrainerRejectedError("no gradients"))
     run = await start(script, rows=4, max_head_offpolicy_versions=0)
     held = await run.until(phase="held")
@@ -236,7 +234,7 @@ async def test_a_held_run_continues_with_a_restored_trainer(start: Start):
     assert [entry.attempts for entry in run.ledger] == [4, 1, 1, 1], "one per lease"
 
 
-async def test_an_older_checkpoint_will_do_where_the_newest_does_not_load(start: Start):
+async def test_an_older_checkpoint_is_loaded_if_the_newest_does_not_load(start: Start):
     run = await start(Script(), rows=4, dcp_save_interval=1)
     for broken in ("state-2", "state-1"):
         run.trainer.refuse(
@@ -265,8 +263,8 @@ async def test_an_older_checkpoint_will_do_where_the_newest_does_not_load(start:
 
 
 async def test_a_checkpoint_that_was_not_finished_is_never_loaded(start: Start):
-    """Nor one that the trainer has saved and the ledger doesn't know: trainer state and run state
-    go together or not at all."""
+    """This includes a checkpoint that the trainer has saved but the ledger doesn't have: trainer
+    state and run state belong together."""
     run = await start(Script(), rows=3, dcp_save_interval=2)
     run.trainer.fail_once("save_checkpoint state-2", LOST)
     result = await run.result()
@@ -278,8 +276,9 @@ async def test_a_checkpoint_that_was_not_finished_is_never_loaded(start: Start):
 
 
 @pytest.mark.parametrize("call", ["forward_backward", "optim_step"])
-async def test_nothing_is_saved_of_a_trainer_that_is_not_finite(start: Start, call: str):
-    """A NaN costs the session, not the run's weights; one that comes again names the step."""
+async def test_no_checkpoint_is_saved_of_weights_that_are_not_finite(start: Start, call: str):
+    """A NaN ends the session and spares the run's weights; if it occurs again, the step is
+    named."""
     script = Script()
     script.trainer.poison(call)
     run = await start(script, rows=2, dcp_save_interval=1)
@@ -306,7 +305,7 @@ async def test_a_refused_request_ends_the_run_with_its_text(start: Start):
     assert run.trainer.count("open") == 1
 
 
-async def test_a_loss_that_cannot_be_imported_costs_no_session(start: Start):
+async def test_a_loss_function_that_cannot_be_imported_costs_no_session(start: Start):
     run = await start(Script(), rows=1, loss={"name": "support.losses:no_such_loss"})
     failure = await run.failure()
     assert failure.type == "EntrypointError"
@@ -368,10 +367,10 @@ async def test_without_a_session_the_run_fails_and_says_why(
     assert set(run.trainer.calls) == {"open"}
 
 
-async def test_a_holder_that_falls_silent_is_noticed_and_replaced(
+async def test_a_holder_without_heartbeats_is_noticed_and_replaced(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its process is dead, or as good as: the run doesn't wait for it, nor for its requests."""
+    """Its process is dead or frozen: the run waits neither for it nor for its requests."""
     monkeypatch.setattr(trainer_lease, "HOLD_HEARTBEAT", timedelta(seconds=1))
     beat = heartbeats._beat
     holders: list[str | None] = []
@@ -390,14 +389,14 @@ async def test_a_holder_that_falls_silent_is_noticed_and_replaced(
     stuck.open()
     await run.result()
     assert [entry.lease_epoch for entry in run.ledger] == [2]
-    assert run.trainer.count("close") == 2  # the old session costs nothing any more
+    assert run.trainer.count("close") == 2  # the old session is closed, too
 
 
-async def test_an_attempt_that_was_given_up_before_it_began_opens_nothing(
+async def test_an_attempt_given_up_before_it_began_opens_no_session(
     start_tuned: Start, tunable_farm: Farm, quick_acquisition: None
 ):
-    """It was handed to a process that stood still: its session would end the one of its successor,
-    where both train on one job."""
+    """The attempt was assigned to a frozen process: if both train on one job, its session would end
+    that of its successor."""
 
     class Hesitant(ScriptedTrainer):
         async def open(self) -> ScriptedTrainer:
@@ -436,7 +435,7 @@ async def test_an_attempt_that_was_given_up_before_it_began_opens_nothing(
     assert [entry.lease_epoch for entry in run.ledger] == [1]
 
 
-async def test_capacity_is_waited_for_also_at_the_start(
+async def test_a_run_waits_for_capacity_at_its_start_too(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(recovery, "BACKOFF", (0,))
@@ -463,7 +462,7 @@ async def test_a_run_that_waits_for_capacity_can_be_stopped(
     assert (await run.status()).notes == ["stopped before it began to train"]
 
 
-async def test_a_quota_that_is_used_up_holds_the_run_whatever_on_fatal_says(start: Start):
+async def test_an_exhausted_quota_holds_the_run_whatever_on_fatal_says(start: Start):
     run = await start(Script(), rows=2)
     run.trainer.fail_once("optim_step", QuotaExceededError("add credit"))
     held = await run.until(phase="held")
@@ -474,7 +473,7 @@ async def test_a_quota_that_is_used_up_holds_the_run_whatever_on_fatal_says(star
     assert run.trainer.count("open") == 2
 
 
-async def test_a_key_that_is_refused_fails_the_run(start: Start):
+async def test_a_refused_key_fails_the_run(start: Start):
     run = await start(Script(), rows=1)
     run.trainer.fail_once("optim_step", KeyRefusedError("the key in MY_KEY is refused"))
     failure = await run.failure()
@@ -482,7 +481,7 @@ async def test_a_key_that_is_refused_fails_the_run(start: Start):
     assert "MY_KEY" in failure.message
 
 
-async def test_a_key_that_is_refused_at_the_start_can_be_mended_while_the_run_holds(start: Start):
+async def test_a_key_refused_at_the_start_can_be_fixed_while_the_run_holds(start: Start):
     script = Script()
     script.trainer.fail_once("open", KeyRefusedError("the key in MY_KEY is refused"))
     run = await start(script, rows=1, on_fatal="hold")
@@ -492,7 +491,7 @@ async def test_a_key_that_is_refused_at_the_start_can_be_mended_while_the_run_ho
     assert (await run.result()).steps == 1
 
 
-async def test_a_sampler_that_serves_other_weights_ends_the_run_before_it_publishes(start: Start):
+async def test_a_sampler_with_wrong_weights_ends_the_run_before_publication(start: Start):
     script = Script()
     script.trainer.served = -1.5
     run = await start(script, rows=1)

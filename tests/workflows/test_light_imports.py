@@ -1,4 +1,4 @@
-"""The orchestrator process stays light: it computes nothing, and is replaced in a second."""
+"""The orchestrator process imports nothing heavy: it computes nothing and restarts in a second."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The server's limits: a wide window works, and a wider one is held below them."""
+"""The server's limits: a wide window works, and a wider one is reduced to them."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from workflows.run.producer import MAX_GROUPS_OUT
 
 
 @pytest.mark.chaos  # some 1,100 rollouts take half a minute
-async def test_a_window_beyond_the_limits_is_held_below_them(start: Start):
+async def test_a_window_beyond_the_limits_is_reduced_to_them(start: Start):
     wide = MAX_GROUPS_OUT * 2
     assert wide >= 1024
     gate = Gate()

@@ -1,4 +1,4 @@
-"""A step whose batch takes long to collect goes on in other executions, and nobody notices."""
+"""A step whose batch takes long to collect continues in later executions, without any effect."""
 
 from pathlib import Path
 
@@ -25,13 +25,15 @@ def picky() -> Script:
 
 
 async def start_picky(start_tuned: Start, script: Script) -> Run:
-    """One row after the other."""
+    """A script that finishes one row after the other."""
     return await start_tuned(
         script, rows=ROWS, prompt_groups_per_step=2, max_concurrency_rollout_sample=2
     )
 
 
-async def test_what_was_sent_is_not_sent_again(start_tuned: Start, tunable_farm: Farm):
+async def test_a_group_is_not_submitted_again_after_continue_as_new(
+    start_tuned: Start, tunable_farm: Farm
+):
     run = await start_picky(start_tuned, picky())
     result = await run.result()
     assert (result.steps, run.trained) == (1, list(KEPT))
@@ -60,7 +62,7 @@ async def test_what_was_sent_is_not_sent_again(start_tuned: Start, tunable_farm:
     assert max(len(history.events) for history in own) < 160
 
 
-async def test_a_lease_that_is_lost_later_takes_it_along(start_tuned: Start):
+async def test_a_lease_failure_submits_again_what_earlier_executions_sent(start_tuned: Start):
     script = picky()
     script.trainer.fail_once("optim_step", TrainerStateLostError("the service restarted"))
     run = await start_picky(start_tuned, script)

@@ -1,4 +1,4 @@
-"""Workers come and go: what they were doing is done again, and nobody is blamed for it."""
+"""Workers come and go: their activities are retried, and worker failures count against no row."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_group, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
 
 
-async def test_rollouts_of_a_worker_that_shuts_down_are_done_again_by_another(
+async def test_rollouts_of_a_worker_that_shuts_down_are_retried_by_another(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(processes, "GRACE", timedelta(seconds=0.1))
@@ -38,7 +38,7 @@ async def test_rollouts_of_a_worker_that_shuts_down_are_done_again_by_another(
     async with tunable_farm.other_rollout_worker():
         run = await start_tuned(Script(play), rows=1, completions_per_prompt=12, min_group_size=12)
         await until(lambda: len(run.script.begun) == 12)
-    # What the worker that is left has begun, it may finish; what the other had is begun again.
+    # The remaining worker may finish its own rollouts; those of the other are started again.
     await until(lambda: len(run.script.cancelled) > 0 and len(run.script.begun) > 12)
     gate.open()
     await run.result()
@@ -51,7 +51,7 @@ async def test_rollouts_of_a_worker_that_shuts_down_are_done_again_by_another(
     assert last["producer/breaker_consecutive_failures"] == 0
 
 
-async def test_a_worker_that_falls_silent_is_replaced_and_changes_nothing_when_it_is_back(
+async def test_a_frozen_worker_is_replaced_and_changes_nothing_when_it_is_back(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     beat = heartbeats._beat
@@ -85,7 +85,7 @@ async def test_a_worker_that_falls_silent_is_replaced_and_changes_nothing_when_i
     assert last["producer/recoverable_errors_total"] == 0
 
 
-async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
+async def test_a_worker_that_is_back_reaps_no_sandbox_of_its_successor(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     beat, reap_at_end = heartbeats._beat, attempt.reap_at_end
@@ -124,7 +124,7 @@ async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
     await until(lambda: len(sandbox_keys(run.store)) == 2)
     back.open()
     await until(lambda: len(ended) == 2)
-    assert number(successor) not in noted, "the first attempt has ended, and the second goes on"
+    assert number(successor) not in noted, "the first attempt has ended, and the second continues"
     assert len(sandbox_keys(run.store)) == 1
     settled.open()
     await run.result()
@@ -132,7 +132,7 @@ async def test_a_worker_that_is_back_reaps_nothing_of_its_successor(
     assert run.trained == ["0"]
 
 
-async def test_code_that_blocks_its_loop_for_longer_than_a_heartbeat_keeps_its_work(
+async def test_code_that_blocks_for_longer_than_a_heartbeat_keeps_its_work(
     start_tuned: Start,
 ):
     async def play(draw: Draw) -> float:

@@ -1,5 +1,5 @@
-"""Whole runs through the unmodified SDK against the emulator: what is trained is what the ledger
-says, bit for bit."""
+"""Complete runs through the unmodified SDK against the emulator: trained weights follow from the
+ledger, bit for bit."""
 
 import re
 from fnmatch import fnmatch
@@ -54,16 +54,16 @@ async def test_igpo_trains_and_a_lost_session_reuses_its_advantages(
     assert [batch.step for batch in batches] == [1, 2, 3]
     assert run.ledger[0].lease_epoch < run.ledger[1].lease_epoch
     assert all(entry.prepared is not None and entry.updated for entry in run.ledger)
-    # Two turns: their advantages differ, and each is the same for all its tokens.
+    # Two turns with different advantages, each the same for all tokens of its turn.
     files = [entry.prepared.advantages for entry in run.ledger if entry.prepared]
     rows = [row["advantages"] for file in files for row in run.store.get_table(file)]
     assert all(len(set(row)) <= 3 for row in rows) and any(len(set(row)) == 3 for row in rows)
     assert (await verified(run, tmp_path, emulator)).steps == 3
-    assert len(batches) == 3  # nor did the verification ask again
+    assert len(batches) == 3  # the verification didn't call the function either
 
 
 @pytest.mark.parametrize("fault", ["expire_session", "drop"])
-async def test_a_session_lost_over_the_scoring_is_replaced(
+async def test_a_session_lost_during_scoring_is_replaced(
     start: Start, tmp_path: Path, emulator: RunningEmulator, fault: str
 ):
     emulator.plan_fault("forward", fault, after=1)
@@ -97,7 +97,7 @@ async def test_a_python_loss_is_replayed_and_verified_as_it_was_trained(
     assert (await verified(run, tmp_path, emulator)).steps == 3
 
 
-async def test_a_python_loss_that_never_returns_ends_its_run_by_name_and_no_other(
+async def test_a_python_loss_that_never_returns_ends_its_run_and_is_named(
     start: Start, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ):
     block = losses.Block()
@@ -134,10 +134,10 @@ async def test_the_ledger_names_the_settings_that_were_sent(
     assert (await verified(run, tmp_path, emulator)).steps == 1
 
 
-async def test_what_the_trainer_reports_of_its_requests_is_in_the_steps_record(
+async def test_a_steps_record_has_what_the_trainer_reports_of_its_requests(
     start: Start, emulator: RunningEmulator
 ):
-    """Its own diagnostics, which it computes by itself, agree with those that are computed here."""
+    """The trainer's own diagnostics agree with those that Everburn computes."""
     fields = tiny_turns.fields(
         emulator.base_url, temperature=0.5, loss_config={"report_policy_diagnostics": True}
     )
@@ -152,7 +152,7 @@ async def test_what_the_trainer_reports_of_its_requests_is_in_the_steps_record(
     assert step["trainer/total_tokens_sum"] > step["trainer/num_loss_tokens_sum"]
 
 
-async def test_a_trainer_that_cannot_do_what_a_run_asks_for_ends_it_before_any_rollout(
+async def test_a_run_that_its_trainer_cannot_serve_ends_before_any_rollout(
     start: Start, emulator: RunningEmulator
 ):
     fields = tiny_turns.fields(emulator.base_url, router_replay=True)
@@ -171,14 +171,14 @@ OFFSET = ("async/version_offset_mean", "async/version_offset_max")
 
 
 def shows(record: dict[str, Any], *moved: tuple[str, ...]) -> None:
-    """These columns moved, and all others are at rest."""
+    """Exactly these columns differ from their value without a discrepancy."""
     for column in (RATIO, INFERENCE, GAP, OFFSET):
         for name in column:
             assert (abs(record[name]) > 1e-3) == (column in moved), (name, record)
             assert column in moved or abs(record[name]) < 1e-4, (name, record)
 
 
-async def test_without_a_discrepancy_all_is_at_rest(start: Start, emulator: RunningEmulator):
+async def test_without_a_discrepancy_no_column_moves(start: Start, emulator: RunningEmulator):
     run = await start(Script(), rows=2, **tiny_turns.fields(emulator.base_url))
     await run.result()
     (record,) = (each for each in run.metrics() if each["rollout/step"] == 1)
@@ -196,11 +196,11 @@ async def test_a_temperature_shows_in_the_policy_ratio_only(
     assert all(abs(record[name]) > 0.05 for name in RATIO), record
 
 
-async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_inference(
+async def test_a_sampler_with_old_weights_shows_as_an_inference_discrepancy(
     start: Start, emulator: RunningEmulator, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every publication names the first snapshot: rollouts say they are of the current policy. The
-    check of publications would say so first; here it tolerates anything."""
+    """Each publication names the first snapshot, so rollouts claim to be of the current policy. The
+    check of publications would notice it first; here it tolerates anything."""
     publish = ServerlessTrainer.publish
     first: list[Snapshot] = []
 
@@ -214,10 +214,10 @@ async def test_a_sampler_that_serves_old_weights_shows_as_a_discrepancy_of_infer
     await run.result()
     fresh, stale = (each for each in run.metrics() if each["rollout/step"] > 0)
     shows(fresh, GAP)  # it sampled from version 0, and published it as version 1
-    shows(stale, RATIO, INFERENCE, GAP)  # by the run's own books all was well
+    shows(stale, RATIO, INFERENCE, GAP)  # according to the run's records, all was on policy
 
 
-async def test_rollouts_of_an_earlier_version_show_with_their_age(
+async def test_rollouts_of_an_earlier_version_show_their_age(
     start: Start, emulator: RunningEmulator
 ):
     fields = tiny_turns.fields(emulator.base_url, learning_rate=0.05, max_head_offpolicy_versions=1)
@@ -229,10 +229,8 @@ async def test_rollouts_of_an_earlier_version_show_with_their_age(
     assert old["async/version_offset_max"] == old["async/version_offset_mean"] == 1
 
 
-async def test_the_metrics_are_those_that_the_documentation_defines(
-    start: Start, emulator: RunningEmulator
-):
-    """In both directions, with everything in one run that has figures of its own."""
+async def test_the_metrics_are_exactly_the_documented_ones(start: Start, emulator: RunningEmulator):
+    """Both sets are equal, for a run with every feature that adds metrics."""
     fields = tiny_turns.fields(
         emulator.base_url,
         prepare_batch={"name": "everburn.learning.igpo:prepare_batch"},
@@ -253,6 +251,6 @@ async def test_the_metrics_are_those_that_the_documentation_defines(
         "producer/event",
     }
     missing = {name for name in documented if not any(fnmatch(w, name) for w in written)}
-    # A Python loss's own; and what is written of recoveries, failed saves and a stall.
+    # Metrics of a Python loss, and of recoveries, failed saves and a stall.
     others = {"loss/*", "checkpoint/failed", "producer/waiting_for"}
     assert {name for name in missing if not name.startswith("recovery/")} == others

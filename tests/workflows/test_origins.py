@@ -1,4 +1,4 @@
-"""What a run starts from and what it leaves: checkpoints and adapters."""
+"""Checkpoints and adapters that a run starts from, and checkpoints that it saves."""
 
 from everburn.records.checkpoints import find_checkpoint
 from everburn.trainers.protocol import TrainerRejectedError, TrainerStateLostError
@@ -17,11 +17,11 @@ async def test_another_runs_checkpoint_is_loaded_before_anything_is_saved(start:
         "save_checkpoint state-0",
         "publish policy-0000-e1",
     ]
-    # Weights and optimizer are the other run's; steps and rows begin anew.
+    # Weights and optimizer are the other run's; steps and rows start from zero.
     assert (result.steps, run.trained) == (2, ["0", "1"])
 
 
-async def test_a_lease_lost_before_the_first_state_is_saved_loads_the_origin_again(start: Start):
+async def test_a_lease_failure_before_the_first_save_loads_the_origin_again(start: Start):
     script = Script()
     script.trainer.fail_once("save_checkpoint state-0", TrainerStateLostError("gone"))
     run = await start(script, rows=1, init_from_checkpoint="cross_job://job-1/step-4")
@@ -29,7 +29,7 @@ async def test_a_lease_lost_before_the_first_state_is_saved_loads_the_origin_aga
     assert run.trainer.count("load_checkpoint cross_job://job-1/step-4") == 2
 
 
-async def test_a_checkpoint_that_the_trainer_refuses_ends_the_run_with_its_reason(start: Start):
+async def test_a_checkpoint_that_the_trainer_refuses_ends_the_run(start: Start):
     script = Script()
     script.trainer.refuse(
         "load_checkpoint", TrainerRejectedError("checkpoint x holds no optimizer state")
@@ -58,7 +58,7 @@ async def test_an_adapter_is_loaded_with_a_fresh_optimizer(start: Start):
     assert run.trainer.calls[1:3] == [f"load_adapter {adapter}", "save_checkpoint state-0"]
 
 
-async def test_every_checkpoint_is_told_with_its_full_path_and_recorded(start: Start):
+async def test_every_checkpoint_is_shown_with_its_full_path_and_recorded(start: Start):
     run = await start(Script(), rows=3, dcp_save_interval=2)
     await run.result()
     status = await run.status()
@@ -72,7 +72,7 @@ async def test_every_checkpoint_is_told_with_its_full_path_and_recorded(start: S
     assert final is not None and final.path == "scripted/state-3"
 
 
-async def test_a_final_state_that_is_refused_is_tried_again_under_another_name(start: Start):
+async def test_a_refused_final_checkpoint_is_retried_under_another_name(start: Start):
     script = Script()
     script.trainer.fail_once("save_checkpoint state-1", TrainerRejectedError("the disk is full"))
     run = await start(script, rows=1)
@@ -80,7 +80,7 @@ async def test_a_final_state_that_is_refused_is_tried_again_under_another_name(s
     assert result.checkpoint == "scripted/state-1-try-2"
 
 
-async def test_a_final_state_that_cannot_be_saved_fails_the_run_and_says_what_is_left(start: Start):
+async def test_a_final_checkpoint_that_cannot_be_saved_fails_the_run(start: Start):
     script = Script()
     script.trainer.refuse("save_checkpoint state-1", TrainerRejectedError("the disk is full"))
     run = await start(script, rows=1)

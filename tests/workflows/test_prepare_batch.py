@@ -19,7 +19,7 @@ LOST = TrainerStateLostError("the service restarted")
 
 
 class ByTurns:
-    """Advantages by row, from one forward request; keeps what it was given."""
+    """Advantages by row, from one forward request; records the batches."""
 
     def __init__(self, *, scale: float = 1.0) -> None:
         self.batches: list[Batch] = []
@@ -47,7 +47,7 @@ async def test_a_sealed_batch_is_prepared_before_anything_is_sent(start: Start):
     async def play(draw: Draw) -> float:
         if draw.place == (1, 1):
             await late.passed()
-        return 1.0  # without spread: a group by itself would train nothing
+        return 1.0  # equal rewards: the usual advantages would be zero
 
     prepare = ByTurns()
     run = await start(Script(play, prepare=prepare), rows=4, prompt_groups_per_step=2)
@@ -79,13 +79,13 @@ async def test_a_sealed_batch_is_prepared_before_anything_is_sent(start: Start):
     assert record["perf/prepare_batch_time"] >= 0
 
 
-async def test_a_redo_uses_the_recorded_advantages(start: Start):
+async def test_a_repeated_step_uses_the_recorded_advantages(start: Start):
     prepare = ByTurns()
     run = await start(Script(equal, prepare=prepare), rows=3)
     run.trainer.fail_once("optim_step", LOST, after=1)
     await run.result()
 
-    # Step 1 was replayed and step 2 run again: neither asked the function, nor scored, again.
+    # Step 1 was replayed and step 2 repeated: neither called the function or scored again.
     assert prepare.rows == [[0], [1], [2]]
     assert run.trainer.count("forward ") == 3
     assert [entry.lease_epoch for entry in run.ledger] == [1, 2, 2]
@@ -93,7 +93,7 @@ async def test_a_redo_uses_the_recorded_advantages(start: Start):
     assert sent == [1.0, 2.0, 1.0, 2.0, 3.0]
 
 
-async def test_a_session_lost_while_it_scores_is_replaced_whatever_the_function_makes_of_it(
+async def test_a_session_lost_while_scoring_is_replaced_despite_the_function(
     start: Start,
 ):
     prepare = ByTurns()
@@ -146,7 +146,7 @@ async def test_a_function_that_fails_ends_the_run_and_says_where(start: Start):
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["it awaits", "it blocks its thread"])
-async def test_a_function_that_never_returns_ends_its_run_by_name_and_no_other(
+async def test_a_function_that_never_returns_ends_only_its_run_and_is_named(
     start: Start, monkeypatch: pytest.MonkeyPatch, blocks: bool
 ):
     begun, free = threading.Event(), threading.Event()
@@ -173,10 +173,10 @@ async def test_a_function_that_never_returns_ends_its_run_by_name_and_no_other(
     assert [run.trainer.count("open"), run.trainer.count("forward_backward")] == [1, 0]
 
 
-async def test_a_run_has_one_loop_for_all_its_leases_until_it_is_over(
+async def test_a_run_has_one_user_loop_for_all_its_leases(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """What the function has opened, a client with its connections say, belongs to its loop."""
+    """A client that the function has opened belongs to its loop."""
     threads: list[threading.Thread] = []
 
     def prepare(batch: Batch) -> Any:
@@ -192,7 +192,8 @@ async def test_a_run_has_one_loop_for_all_its_leases_until_it_is_over(
     assert first.is_alive()
 
     async def is_closed() -> bool:
-        """By the next run that finds too many, once the lease of the first is given back."""
+        """The loop is closed by the next run that exceeds the limit, once the first lease has
+        ended."""
         next_run = await start(Script(equal, prepare=ByTurns()), rows=1)
         await next_run.result()
         return not first.is_alive()

@@ -1,4 +1,4 @@
-"""A model of the final policy: made once, or the run says why not."""
+"""The promotion of the final policy to a model: once, or with a reason why not."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from workflows.run import recovery
 PROMOTION = "promote policy-0001-e1 my-model"
 
 
-async def test_the_final_policy_is_promoted_while_its_session_lives(start: Start):
+async def test_the_final_policy_is_promoted_while_its_session_is_open(start: Start):
     run = await start(Script(), rows=2, output_model_id="my-model")
     result = await run.result()
     assert result.model == "accounts/scripted/models/my-model"
@@ -29,10 +29,10 @@ async def test_the_final_policy_is_promoted_while_its_session_lives(start: Start
         pytest.param(PromotionRefusedError("400"), PROMOTION, id="refused"),
     ],
 )
-async def test_a_failed_promotion_is_tried_again(
+async def test_a_failed_promotion_is_retried(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch, failure: PromotionError, next_call: str
 ):
-    """A model that is there by then is the run's own only where the first may have made it."""
+    """A model that exists by then is the run's own only if the first attempt may have made it."""
     monkeypatch.setattr(recovery, "BACKOFF", (0,))
     script = Script()
     script.trainer.fail_once("promote", failure)
@@ -42,7 +42,7 @@ async def test_a_failed_promotion_is_tried_again(
     assert run.trainer.calls[-3:] == [PROMOTION, next_call, "close"]
 
 
-async def test_an_id_that_is_taken_is_asked_for_once(start: Start):
+async def test_a_model_id_that_is_taken_is_tried_once(start: Start):
     script = Script()
     script.trainer.refuse("promote", ModelIdTakenError("model my-model exists already"))
     run = await start(script, rows=1, output_model_id="my-model")
@@ -53,7 +53,7 @@ async def test_an_id_that_is_taken_is_asked_for_once(start: Start):
     assert run.trainer.count("promote") == 1
 
 
-async def test_a_promotion_that_fails_for_good_leaves_a_run_that_can_be_resumed(
+async def test_a_run_whose_promotion_fails_can_be_resumed(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(recovery, "BACKOFF", (0,))
@@ -67,7 +67,7 @@ async def test_a_promotion_that_fails_for_good_leaves_a_run_that_can_be_resumed(
     assert run.trainer.calls[-1] == "close"
 
 
-async def test_a_promotion_whose_session_is_lost_goes_on_in_the_next(start: Start):
+async def test_a_promotion_whose_session_is_lost_continues_in_the_next(start: Start):
     script = Script()
     script.trainer.fail_once("promote", TrainerStateLostError("the session expired"))
     run = await start(script, rows=1, output_model_id="my-model")

@@ -1,5 +1,5 @@
-"""What runs did under earlier code, the code of today does again: a worker can be upgraded under a
-running run. `make histories` records anew."""
+"""The current code replays recorded histories of earlier code: workers can be upgraded while runs
+are open. `make histories` records them again."""
 
 import base64
 import gzip
@@ -42,7 +42,7 @@ def test_every_kind_of_workflow_is_recorded() -> None:
     kinds = Counter(started(file)["workflowType"]["name"] for file in FILES)
     assert kinds.keys() == {"TrainRun", "PromptGroup", "TrainerLease", "Evaluation"}
     continued = [file for file in FILES if "continuedExecutionRunId" in started(file)]
-    assert continued, "a run that goes on after continue-as-new"
+    assert continued, "a run that continues after continue-as-new"
     activities = {
         event["activityTaskScheduledEventAttributes"]["activityType"]["name"]
         for file in FILES

@@ -1,4 +1,4 @@
-"""`temporal workflow reset` names a moment to which no trainer can be taken back."""
+"""`temporal workflow reset` takes a run back to a moment to which no trainer can go back."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from workflows.run import train_run, watchdog
 
 
 @pytest.fixture(autouse=True)
-def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "PROBE_INTERVAL", 0.2)
 
 
@@ -42,7 +42,7 @@ class Reset:
         assert reset.returncode == 0, output.decode()
 
     async def failure(self, workflow: str | None = None) -> ApplicationError:
-        """How the reset execution fails."""
+        """The failure of the reset execution."""
         handle = self.farm.client.get_workflow_handle(workflow or self.run.id)
         with pytest.raises(WorkflowFailureError) as failure:
             await asyncio.wait_for(handle.result(), 30)
@@ -62,7 +62,7 @@ class Reset:
 
 
 async def nothing_is_open(farm: Farm, run: Run) -> bool:
-    """Neither the run nor a child of it."""
+    """The run is closed, and so are its children."""
     query = "ExecutionStatus = 'Running'"
     return not [
         found.id
@@ -72,7 +72,7 @@ async def nothing_is_open(farm: Farm, run: Run) -> bool:
 
 
 @pytest.mark.parametrize("to", ["FirstWorkflowTask", "LastWorkflowTask", "child", "commit"])
-async def test_a_reset_run_does_nothing_and_says_why(start: Start, farm: Farm, to: str):
+async def test_a_reset_run_fails_at_once_and_says_why(start: Start, farm: Farm, to: str):
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -104,7 +104,7 @@ async def test_a_reset_run_does_nothing_and_says_why(start: Start, farm: Farm, t
     gate.open()
 
 
-async def test_an_ended_run_cannot_be_reset_into_life(start: Start, farm: Farm):
+async def test_an_ended_run_cannot_be_reset(start: Start, farm: Farm):
     run = await start(Script(), rows=3)
     await run.result()
     calls, begun, ledger = list(run.trainer.calls), list(run.script.begun), run.ledger
@@ -117,7 +117,7 @@ async def test_an_ended_run_cannot_be_reset_into_life(start: Start, farm: Farm):
     await until(lambda: nothing_is_open(farm, run))
 
 
-async def test_a_failed_run_cannot_be_reset_into_its_cleanup(start: Start, farm: Farm):
+async def test_a_failed_run_cannot_be_reset_to_its_cleanup(start: Start, farm: Farm):
     async def play(draw: Draw) -> float:
         raise RuntimeError("no such tool")
 
@@ -131,7 +131,7 @@ async def test_a_failed_run_cannot_be_reset_into_its_cleanup(start: Start, farm:
     await until(lambda: nothing_is_open(farm, run))
 
 
-async def test_a_run_that_continued_as_new_cannot_be_reset_either(
+async def test_a_run_that_continued_as_new_cannot_be_reset(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(train_run, "MAX_HISTORY", 1)
@@ -156,7 +156,7 @@ async def test_a_run_that_continued_as_new_cannot_be_reset_either(
 async def test_a_reset_lease_is_lost(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch, to: str
 ):
-    """One that opens another session is found out by it; one that can't go on, by the watchdog."""
+    """A reset lease is noticed when it opens another session; one that can't, by the watchdog."""
     monkeypatch.setattr(watchdog, "INTERVAL", 0.2)
     gate = Gate()
 

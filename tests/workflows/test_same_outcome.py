@@ -32,7 +32,7 @@ ROWS = 6
 
 @dataclass(frozen=True)
 class Outcome:
-    """What must be equal. weights: digests of the initial and the final checkpoint."""
+    """The facts that must be equal. weights: digests of the initial and the final checkpoint."""
 
     weights: list[str]
     batches: list[list[str]]
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class Ordered:
-    """Rows whose completions end one row after the other; row 1 is begun again, row 2 filtered."""
+    """Rows whose completions end one row after the other; row 1 is retried, row 2 filtered."""
 
     def __init__(self) -> None:
         self.gates = [Gate() for _ in range(ROWS)]

@@ -1,4 +1,4 @@
-"""What completions of dead workers left behind is reaped at the end of the run."""
+"""Sandboxes of dead workers' completions are reaped at the end of the run."""
 
 import time
 
@@ -14,7 +14,7 @@ from workflows.messages import RunResult
 
 
 def leave_behind(store: ArtifactStore, number: int, reaper: str = "note") -> None:
-    """What a worker leaves that dies in a completion which nobody tries again."""
+    """The sandbox of a worker that dies in a completion without a further attempt."""
     record = SandboxRecord(
         reaper=Entrypoint(name=f"support.sandboxes:{reaper}", kwargs={"number": number}),
         at=time.time(),
@@ -24,7 +24,7 @@ def leave_behind(store: ArtifactStore, number: int, reaper: str = "note") -> Non
 
 
 class Leaving:
-    """Rollouts of which the first leaves something behind; they end as they are told."""
+    """Rollouts of which the first leaves a sandbox behind; their rewards are given."""
 
     def __init__(self, number: int, reaper: str = "note", fatal: bool = False) -> None:
         self.number = number
@@ -47,7 +47,7 @@ async def started(start: Start, play: Leaving) -> Run:
     return play.run
 
 
-async def test_a_run_that_completes_reaps(start: Start) -> None:
+async def test_a_run_that_completes_reaps_leftover_sandboxes(start: Start) -> None:
     run = await started(start, Leaving(101))
     result: RunResult = await run.result()
     assert result.steps == 1
@@ -55,13 +55,13 @@ async def test_a_run_that_completes_reaps(start: Start) -> None:
     assert (await run.status()).notes == []
 
 
-async def test_a_run_that_fails_reaps(start: Start) -> None:
+async def test_a_run_that_fails_reaps_leftover_sandboxes(start: Start) -> None:
     run = await started(start, Leaving(102, fatal=True))
     await run.failure()
     assert 102 in noted and sandbox_keys(run.store) == []
 
 
-async def test_what_cannot_be_reaped_is_noted_and_the_run_ends_all_the_same(start: Start) -> None:
+async def test_a_run_notes_a_sandbox_that_cannot_be_reaped_and_ends(start: Start) -> None:
     run = await started(start, Leaving(103, reaper="refuse"))
     await run.result()
     assert len(sandbox_keys(run.store)) == 1

@@ -1,4 +1,4 @@
-"""A run's state, as continue-as-new carries it to workers of another build."""
+"""A run's state, which continue-as-new passes to workers of another build."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_a_stall_names_what_the_run_waits_for_now() -> None:
     assert state.stall(late + 3_601) == ""
 
 
-def test_a_state_of_another_schema_is_refused_in_words() -> None:
+def test_a_state_of_another_schema_is_refused_with_a_clear_error() -> None:
     with pytest.raises(
         ValidationError, match=rf"schema {NEWER}, and this worker reads {STATE_SCHEMA}\."
     ):

@@ -1,4 +1,4 @@
-"""Optimizer steps: what is submitted when, one update and one publication for each batch."""
+"""Optimizer steps: when groups are submitted, one update and one publication for each batch."""
 
 from everburn.records.publications import find_publication
 from everburn.trainers.protocol import TrainerRejectedError
@@ -90,17 +90,17 @@ async def test_metrics_have_one_record_per_step_and_a_stream_of_the_producer(sta
     steps, producer = run.metrics(), run.metrics("producer/event")
     assert [record["rollout/step"] for record in steps] == [1, 2]
     assert steps[0].keys() == STEP_METRICS
-    assert steps[1].keys() == STEP_METRICS | {"checkpoint/wall_time"}  # the final one
+    assert steps[1].keys() == STEP_METRICS | {"checkpoint/wall_time"}  # the final checkpoint
     assert [record["producer/event"] for record in producer] == list(range(len(producer)))
     assert all(record.keys() == PRODUCER_METRICS for record in producer)
     assert steps[0]["rollout/raw_reward"] == 0.5
-    assert steps[0]["train/tokens"] == 4  # two trained tokens in each of two completions
+    assert steps[0]["train/tokens"] == 4  # two trained tokens per completion
     last = producer[-1]
     assert last["producer/rows_submitted_total"] == last["producer/rows_accepted_total"] == 2
     assert last["producer/published_version"] == 2
 
 
-async def test_groups_are_submitted_as_they_get_ready_and_may_be_pending_together(start: Start):
+async def test_groups_are_submitted_when_ready_and_may_be_pending_together(start: Start):
     gates = [Gate() for _ in range(3)]
 
     async def play(draw: Draw) -> float:
@@ -124,8 +124,9 @@ async def test_groups_are_submitted_as_they_get_ready_and_may_be_pending_togethe
     assert run.metrics()[0]["async/submissions"] == 3
 
 
-async def test_what_the_trainer_reports_of_several_requests_is_put_together(start: Start):
-    """By each number's reduction; and payloads keep to their budget, however much it is."""
+async def test_what_the_trainer_reports_of_several_requests_is_combined(start: Start):
+    """Each number has its own reduction; and payloads keep to their budget for any number of
+    requests."""
     gates = [Gate(), Gate()]
 
     async def play(draw: Draw) -> float:
@@ -157,7 +158,7 @@ async def test_what_the_trainer_reports_of_several_requests_is_put_together(star
     assert run.ledger[0].metrics.items() >= reported.items()
 
 
-async def test_groups_that_got_ready_during_a_step_share_the_next_submission(start: Start):
+async def test_groups_ready_during_a_step_share_the_next_submission(start: Start):
     """Nothing of step 2 is submitted before step 1 is committed: gradients would mix."""
     run = await start(Script(), rows=4, prompt_groups_per_step=2, max_head_offpolicy_versions=1)
     publish = run.trainer.hold("publish policy-0001")
@@ -253,10 +254,10 @@ async def test_periodic_checkpoints_are_part_of_the_ledger(start: Start):
     assert [entry.checkpoint for entry in run.ledger] == [None, "scripted/state-2", None]
     assert result.checkpoint == "scripted/state-3"
     saved = ["checkpoint/wall_time" in record for record in run.metrics()]
-    assert saved == [False, True, True]  # by its interval, and the final one
+    assert saved == [False, True, True]  # one by the interval, and the final one
 
 
-async def test_a_failed_periodic_checkpoint_is_tried_again_and_then_reported(start: Start):
+async def test_a_failed_periodic_checkpoint_is_retried_and_then_reported(start: Start):
     script = Script()
     script.trainer.refuse("save_checkpoint state-1", TrainerRejectedError("the disk is full"))
     run = await start(script, rows=1, dcp_save_interval=1, save_final_checkpoint=False)

@@ -1,4 +1,4 @@
-"""How a run ends before its rows do: stop, drain, cancel."""
+"""A run that ends before its rows: stop, drain, cancel."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ from workflows.run.train_run import TrainRun
 
 @pytest.fixture
 def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancelled activity hears of it when it heartbeats."""
+    """A cancelled activity learns of it by its heartbeats."""
     for module in (prompt_group, evaluation):
         monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
 
@@ -63,9 +63,9 @@ async def test_a_stop_leaves_the_open_batch_untrained_and_cancels_rollouts(
     await until(lambda: {draw.place for draw in run.script.cancelled} == {(3, 0), (3, 1)})
 
 
-async def test_user_code_that_nobody_wants_any_more_ends_within_a_beat(start: Start):
-    """A cancelled call that runs on spends, and its retry may run beside it. The heartbeat that it
-    hears of it by isn't kept back until most of its timeout is over."""
+async def test_user_code_of_a_stopped_run_is_cancelled_within_a_heartbeat(start: Start):
+    """A cancelled call that keeps running costs money, and its retry may run at the same time. So
+    the heartbeat by which it learns of its cancellation isn't throttled to most of the timeout."""
     never = Gate()
 
     async def play(draw: Draw) -> float:
@@ -81,7 +81,7 @@ async def test_user_code_that_nobody_wants_any_more_ends_within_a_beat(start: St
     await run.result()
 
 
-async def test_a_stop_that_drains_waits_for_rollouts_and_trains_the_batch_they_fill(start: Start):
+async def test_a_draining_stop_waits_for_rollouts_and_trains_a_batch_they_fill(start: Start):
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -100,7 +100,7 @@ async def test_a_stop_that_drains_waits_for_rollouts_and_trains_the_batch_they_f
     assert run.script.rows_begun == {0, 1}
 
 
-async def test_a_stop_that_drains_also_waits_for_a_group_that_is_rebuilt(start: Start):
+async def test_a_draining_stop_also_waits_for_a_group_that_is_retried(start: Start):
     gate = Gate()
 
     async def play(draw: Draw) -> float | None:
@@ -160,7 +160,7 @@ async def test_cancelling_a_run_cleans_up_without_a_final_checkpoint(
     await until(lambda: len(run.script.cancelled) == 5)
 
 
-async def test_cancelling_a_run_that_waits_for_a_trainer_opens_none_for_good(start: Start):
+async def test_a_session_that_opens_for_a_cancelled_run_is_closed(start: Start):
     script = Script()
     opening = script.trainer.hold("open")
     run = await start(script, rows=1)
@@ -185,7 +185,7 @@ async def is_closed(workflow: WorkflowHandle[Any, Any]) -> bool:
 async def test_cancelling_a_run_that_waits_for_a_trainer_takes_seconds(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """Also where the session doesn't come at all: the worker that opens it is told."""
+    """This holds even if the session never opens: the worker that opens it is cancelled."""
     monkeypatch.setattr(trainer_lease, "ACQUIRE_HEARTBEAT", timedelta(seconds=1))
     monkeypatch.setattr(session, "RELEASE_TIMEOUT", timedelta(minutes=5))
     script = Script()
@@ -237,7 +237,7 @@ async def test_a_run_that_is_held_stops_gracefully(start: Start, drain: bool):
     assert any("stopped while it was held" in note and "tool" in note for note in status.notes)
 
 
-async def test_a_step_that_kills_its_trainer_is_not_taken_again_by_a_stop(start: Start):
+async def test_a_stop_does_not_repeat_a_step_that_kills_its_trainer(start: Start):
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -248,7 +248,7 @@ async def test_a_step_that_kills_its_trainer_is_not_taken_again_by_a_stop(start:
     run = await start(Script(play), rows=2, on_fatal="hold")
     await run.until(step=1, groups_in_flight=1)
     run.trainer.refuse("optim_step", TrainerFailedError("out of memory"))
-    # Else a recovery would replay step 1, which needs the optimizer too.
+    # Otherwise a recovery would replay step 1, which needs the optimizer, too.
     await run.handle.execute_update(TrainRun.checkpoint)
     gate.open()
     await run.until(phase="held")
@@ -260,7 +260,7 @@ async def test_a_step_that_kills_its_trainer_is_not_taken_again_by_a_stop(start:
 
 
 async def in_a_hopeless_recovery(start: Start, **fields: Any) -> Run:
-    """A run that has lost its trainer at step 2, and finds no other."""
+    """A run that has lost its trainer at step 2 and finds no other."""
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -286,10 +286,10 @@ async def test_a_stop_ends_a_recovery_that_finds_no_trainer(start: Start):
     assert [group.outcome for group in run.groups] == ["accepted"] * 2
 
 
-async def test_a_stop_waits_only_so_long_for_a_trainer_to_save_with(
+async def test_a_stop_waits_for_a_trainer_to_save_with_for_a_limited_time(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """What isn't saved is in the ledger."""
+    """Steps after the last checkpoint are in the ledger."""
     monkeypatch.setattr(recovery, "STOP_PATIENCE", 2.0)
     run = await in_a_hopeless_recovery(start_tuned, output_model_id="the-policy")
     await run.handle.signal(TrainRun.stop)
@@ -304,7 +304,7 @@ async def test_a_stop_waits_only_so_long_for_a_trainer_to_save_with(
     assert f"everburn resume {run.id}" in note
 
 
-async def test_a_stop_waits_for_no_trainer_that_nothing_is_left_to_do_with(start: Start):
+async def test_a_stop_waits_for_no_trainer_if_nothing_needs_one(start: Start):
     run = await in_a_hopeless_recovery(start, save_final_checkpoint=False)
     await run.handle.signal(TrainRun.stop)
     result = await run.result()
@@ -312,10 +312,10 @@ async def test_a_stop_waits_for_no_trainer_that_nothing_is_left_to_do_with(start
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["paused", "held"])
-async def test_a_stop_that_drains_waits_for_no_row_that_nobody_begins_again(
+async def test_a_draining_stop_starts_no_further_attempt_of_an_incomplete_row(
     start: Start, held: bool
 ):
-    """A row that came back incomplete has its next attempt where admission is open only."""
+    """The next attempt of an incomplete row starts only while admission is open."""
     gate = Gate()
 
     async def play(draw: Draw) -> float | None:
@@ -344,13 +344,13 @@ async def test_a_stop_that_drains_waits_for_no_row_that_nobody_begins_again(
     await run.handle.signal(TrainRun.stop, StopRequest(drain=True))
     result = await run.result()
     assert result.stopped
-    # What was begun again after the hold is complete, and stays untrained as all of its batch.
+    # The row that was retried after the hold is complete, and untrained like its whole batch.
     again = {(group.key.cursor, group.key.attempt) for group in run.groups}
     assert again == ({(0, 0), (1, 0), (1, 1)} if held else {(0, 0), (1, 0)})
 
 
-async def test_a_resume_while_the_run_ends_begins_no_row_again(start: Start):
-    """A row whose next attempt waited for the end of a pause, as the stop that drains found it."""
+async def test_a_resume_while_the_run_ends_starts_no_further_attempt(start: Start):
+    """At the draining stop, the row's next attempt was waiting for the end of a pause."""
     gate = Gate()
 
     async def play(draw: Draw) -> float | None:
@@ -376,14 +376,14 @@ async def test_a_resume_while_the_run_ends_begins_no_row_again(start: Start):
 
 
 @pytest.mark.parametrize("over", ["sandboxes of rollouts", "job and deployment"])
-async def test_a_run_that_gives_back_what_it_has_can_be_cancelled(
+async def test_a_run_can_be_cancelled_during_its_cleanup(
     start: Start, monkeypatch: pytest.MonkeyPatch, over: str
 ):
-    """It gives them back all the same. The control plane's answers are the test's."""
+    """The cleanup is completed nevertheless. The test replaces the control plane's answers."""
     begun, cancelled = threading.Event(), threading.Event()
     given_back: list[str] = []
 
-    def stand_still(*args: Any) -> Any:
+    def wait_for_cancellation(*args: Any) -> Any:
         given_back.append(over)
         if not cancelled.is_set():
             begun.set()
@@ -394,9 +394,9 @@ async def test_a_run_that_gives_back_what_it_has_can_be_cancelled(
     monkeypatch.setattr(RunProvisioning, "advance", lambda self: ready)
     monkeypatch.setattr(RunProvisioning, "clean_up", lambda self: "given back")
     if over == "sandboxes of rollouts":
-        monkeypatch.setattr(records, "sandbox_keys", stand_still)
+        monkeypatch.setattr(records, "sandbox_keys", wait_for_cancellation)
     else:
-        monkeypatch.setattr(RunProvisioning, "clean_up", stand_still)
+        monkeypatch.setattr(RunProvisioning, "clean_up", wait_for_cancellation)
     run = await start(Script(), rows=1, backend="emulator-dedicated")
     await until(begun.is_set)
     await run.handle.cancel()

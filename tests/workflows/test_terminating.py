@@ -1,5 +1,5 @@
-"""A terminated run cancels nothing; what it has started finds that out, and ends, also where the
-run is resumed before it has looked."""
+"""A terminated run cancels nothing: its children and activities notice it and end, also if the run
+is resumed before their next check."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ from workers.stack.temporal_server import find_binary
 
 
 @pytest.fixture(autouse=True)
-def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "INTERVAL", 0.2)
     monkeypatch.setattr(trainer, "PROBE_INTERVAL", 0.2)
 
@@ -31,7 +31,7 @@ async def never(draw: Draw) -> float:
     return 0.0
 
 
-async def test_nothing_that_a_terminated_run_has_started_goes_on(start: Start, farm: Farm):
+async def test_everything_that_a_terminated_run_has_started_ends(start: Start, farm: Farm):
     async def evaluate(step: int, rollout_fn: Any) -> dict[str, float]:
         await rollout_fn({}, cursor_index=0, rollout_idx=0)
         return {}
@@ -53,8 +53,9 @@ async def test_nothing_that_a_terminated_run_has_started_goes_on(start: Start, f
     assert len(run.script.begun) == 5, "nothing is begun again"
 
 
-async def test_a_session_of_a_former_incarnation_is_given_back(start: Start):
-    """The run was terminated and resumed before its holder looked: it is open, and not the one."""
+async def test_a_session_of_a_former_incarnation_is_closed(start: Start):
+    """The run was terminated and resumed before its holder's check: it is open, but as a newer
+    incarnation."""
     run = await start(Script(never), rows=1)
     await until(lambda: len(run.script.begun) == 2)
     owner = run.store.get_json(OWNER_KEY)
@@ -62,8 +63,8 @@ async def test_a_session_of_a_former_incarnation_is_given_back(start: Start):
     await run.trainer.reached("close")
 
 
-async def test_a_session_that_a_former_incarnation_has_asked_for_is_not_kept(start: Start):
-    """It opens after the run has begun again; and none is opened that is asked for later."""
+async def test_a_session_that_opens_for_a_former_incarnation_is_closed(start: Start):
+    """It opens after the run was resumed; and a later request opens no session."""
     script = Script(never)
     opening = script.trainer.hold("open")
     run = await start(script, rows=1)
@@ -75,10 +76,10 @@ async def test_a_session_that_a_former_incarnation_has_asked_for_is_not_kept(sta
     assert run.trainer.count("open") == 1
 
 
-async def test_what_a_former_incarnation_has_begun_ends_while_the_run_goes_on(
+async def test_work_of_a_former_incarnation_ends_while_the_run_continues(
     start: Start, farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """Rollouts and an evaluation, and none of it is reported to the incarnation that continues."""
+    """Rollouts and an evaluation end, and report nothing to the incarnation that continues."""
     gate = Gate()
     evaluations: list[int] = []
 
@@ -111,7 +112,7 @@ async def test_what_a_former_incarnation_has_begun_ends_while_the_run_goes_on(
 
 
 async def test_a_group_of_a_former_incarnation_leaves_no_outcome(start: Start, farm: Farm):
-    """Its dynamic filter took its time. The row has an outcome in the next incarnation."""
+    """Its dynamic filter was slow. The row has an outcome in the next incarnation."""
     judging, judged = threading.Event(), threading.Event()
 
     def keep(group: Any) -> bool:
@@ -137,10 +138,10 @@ async def test_a_group_of_a_former_incarnation_leaves_no_outcome(start: Start, f
 @pytest.mark.parametrize(
     "taken", [{"incarnation": 1}, {"first_execution_id": "another"}], ids=["after", "before"]
 )
-async def test_a_former_incarnation_is_known_also_before_the_next_has_the_folder(
+async def test_a_former_incarnation_is_recognized_before_and_after_a_takeover(
     start: Start, farm: Farm, taken
 ):
-    """after: the run has begun again, and owns its folder. before: the folder isn't its own yet."""
+    """after: the resumed incarnation owns the folder. before: it doesn't own the folder yet."""
     run = await start(Script(never), rows=1)
     await until(lambda: len(run.script.begun) == 2)
     former = RunIncarnation(run=run.ref, incarnation=0)

@@ -1,4 +1,4 @@
-"""What a run makes of its lease's messages."""
+"""How a run handles its lease's messages."""
 
 import pytest
 
@@ -11,9 +11,9 @@ from workflows.run.session import LeaseFailedError, TrainerSession
 from workflows.run.state import RunState
 
 
-def test_what_a_lease_says_late_of_its_end_changes_nothing():
-    """The run was held by a quota, as an operation had told it, and then goes on: were the holder's
-    word on it taken in meanwhile, the run would be held again."""
+def test_a_late_message_of_an_ended_lease_changes_nothing():
+    """The run was held by an exhausted quota, which an operation had reported, and then continues.
+    If the holder's report of the same failure counted, the run would be held again."""
     config = parse_config(
         {"rollout": "task:make", "dataset": "rows.jsonl", "base_model": "m", "backend": "emulator"}
     )

@@ -1,4 +1,4 @@
-"""A running run outlives the workers that it began on: it changes over to a newer build."""
+"""A run outlives the workers that it started on: it changes over to a newer build."""
 
 import asyncio
 import contextlib
@@ -43,10 +43,10 @@ async def test_a_run_changes_over_to_a_new_build_between_two_steps(
         assert await builds_of(client, run, "row-1.0", "lease-1") == ["1", "1", "1"]
 
         await make_current(temporal_server, "2")
-        await until(lambda: knows_of_a_change(client, run), lambda: "the run isn't told")
+        await until(lambda: is_notified(client, run), lambda: "the run isn't notified")
         gates[1].open()
         await until(lambda: runs_on(client, run, "2"), lambda: "the run stays with the old build")
-        # Groups stay where they began, and report to the run on the new build.
+        # Groups stay on their build, and report to the run on the new build.
         gates[2].open()
         await run.until(step=3, groups_in_flight=3)
         assert await builds_of(client, run, "row-3.0", "row-5.0") == ["2", "1", "2"]
@@ -55,7 +55,7 @@ async def test_a_run_changes_over_to_a_new_build_between_two_steps(
         gates[3].open()
         gates[4].open()
         await run.until(step=5, groups_in_flight=3)
-        # The old build can go, and the session that its trainer worker holds with it.
+        # The old build can stop, and with it the session that its trainer worker holds.
         await old.aclose()
         for gate in gates:
             gate.open()
@@ -67,7 +67,7 @@ async def test_a_run_changes_over_to_a_new_build_between_two_steps(
 
 
 async def make_current(address: str, build: str) -> None:
-    """As an operator does, once the workers of a build are there."""
+    """Make a build current like an operator, once its workers are up."""
     command = [
         *("worker", "deployment", "set-current-version", "--yes", "--address", address),
         *("--namespace", NAMESPACE, "--deployment-name", "everburn", "--build-id", build),
@@ -85,22 +85,22 @@ async def make_current(address: str, build: str) -> None:
     await until(is_set, lambda: f"build {build} can't become current")
 
 
-async def knows_of_a_change(client: Client, run: Run) -> bool:
-    """Whether the server's part that serves the run has heard of the new build. It tells so with
-    each workflow task: a message that changes nothing makes one."""
+async def is_notified(client: Client, run: Run) -> bool:
+    """Whether the server has noticed the new build for this run. Each workflow task says so: a
+    signal without effect causes one."""
     late = Released(key=GroupKey(cursor=10**6), total=0)
     await run.handle.signal(TrainRun.released, late)
     history = await client.get_workflow_handle(run.id).fetch_history()
-    told = [
+    notified = [
         event.workflow_task_started_event_attributes.target_worker_deployment_version_changed
         for event in history.events
         if event.HasField("workflow_task_started_event_attributes")
     ]
-    return told[-1]
+    return notified[-1]
 
 
 async def builds_of(client: Client, run: Run, *children: str) -> list[str]:
-    """The builds that the tasks of a run and of some of its children go to."""
+    """The builds that execute a run and some of its children."""
     found = []
     for workflow in (run.id, *(f"{run.id}/{child}" for child in children)):
         info = (await client.get_workflow_handle(workflow).describe()).raw_description

@@ -13,7 +13,7 @@ from support.script import Script
 from support.waiting import until
 
 
-async def test_every_activity_and_child_says_what_it_is_about(start: Start, farm: Farm):
+async def test_every_activity_and_child_has_a_summary(start: Start, farm: Farm):
     run = await start(
         Script(evaluate=lambda step, rollout_fn: {"skill": 1}), rows=1, evaluation_interval=2
     )
@@ -53,7 +53,7 @@ async def test_a_run_can_be_found_and_read(start: Start, farm: Farm):
     await until(lambda: is_found(farm.client, query, f"{run.id}/row-1.0"))
 
 
-async def test_a_server_without_search_attributes_will_do(start_tuned: Start):
+async def test_a_server_without_search_attributes_is_supported(start_tuned: Start):
     run = await start_tuned(Script(), rows=1)
     await run.result()
     assert run.trained == ["0"]

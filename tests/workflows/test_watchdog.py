@@ -1,4 +1,4 @@
-"""What gets lost on the way is found again: reports, children, leases."""
+"""Lost reports, children and leases are found by the watchdog."""
 
 import shutil
 import threading
@@ -30,11 +30,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "INTERVAL", 0.2)
 
 
-async def test_a_report_that_got_lost_is_found_in_the_store(
+async def test_a_lost_report_is_found_in_the_store(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     async def lose(group: PromptGroup, name: str, message: Released | GroupReport) -> None:
-        """The signal is sent to nobody."""
+        """The signal is not sent."""
 
     monkeypatch.setattr(PromptGroup, "_signal", lose)
     run = await start_tuned(Script(), rows=1)
@@ -44,7 +44,7 @@ async def test_a_report_that_got_lost_is_found_in_the_store(
 
 
 async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm: Farm):
-    """What it had finished isn't sampled again."""
+    """Its finished completions aren't sampled again."""
 
     async def play(draw: Draw) -> float:
         if draw.completion == 1 and draw.retry == 0:
@@ -68,7 +68,7 @@ async def test_a_terminated_group_is_run_again(start_tuned: Start, tunable_farm:
 async def test_the_outcome_of_a_terminated_group_is_found_in_the_store(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """It was completed, and not yet reported: the row isn't run again."""
+    """The group was complete but not yet reported: the row isn't repeated."""
     monkeypatch.setattr(watchdog, "INTERVAL", 1000.0)
     report = PromptGroup._report
 
@@ -85,8 +85,8 @@ async def test_the_outcome_of_a_terminated_group_is_found_in_the_store(
     assert (run.trained, len(run.script.begun)) == (["0"], 2)
 
 
-async def test_a_terminated_group_gets_no_outcome_any_more(start_tuned: Start, tunable_farm: Farm):
-    """Its dynamic filter took its time, and its row is run again."""
+async def test_a_terminated_group_gets_no_outcome(start_tuned: Start, tunable_farm: Farm):
+    """Its dynamic filter was slow, and its row is repeated."""
     judging, terminated = threading.Event(), threading.Event()
 
     def keep(group: Any) -> bool:
@@ -103,11 +103,12 @@ async def test_a_terminated_group_gets_no_outcome_any_more(start_tuned: Start, t
     check_records(run.ref)
 
 
-async def test_a_group_that_died_is_found_while_others_move(
+async def test_a_terminated_group_is_found_while_others_progress(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
-    """By an execution that continues another, which hears of no child's death."""
-    # Executions are shorter than an interval: none would ever look, if each counted from its start.
+    """An execution after continue-as-new finds it: the server doesn't notify it of a child's
+    end."""
+    # Executions are shorter than an interval: if each counted from its start, none would check.
     monkeypatch.setattr(watchdog, "INTERVAL", 60.0)
     monkeypatch.setattr(watchdog, "CHECK_ANYWAY", 2.0)
     monkeypatch.setattr(train_run, "MAX_HISTORY", 200)
@@ -117,7 +118,7 @@ async def test_a_group_that_died_is_found_while_others_move(
             await Gate().passed()
         return await spread(draw)
 
-    # Far more rows than it takes: something moves all the time.
+    # Far more rows than needed: the run progresses all the time.
     run = await start_tuned(Script(play), rows=1000, max_head_offpolicy_versions=3)
     await until(partial(continued, run))
     await tunable_farm.client.get_workflow_handle(f"{run.id}/row-0.0").terminate("lost")
@@ -127,19 +128,19 @@ async def test_a_group_that_died_is_found_while_others_move(
     await run.result()
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["at once", "by a look"])
+@pytest.mark.parametrize("notified", [True, False], ids=["at once", "by the watchdog"])
 async def test_a_terminated_lease_is_replaced(
-    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch, told: bool
+    start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch, notified: bool
 ):
-    """The server tells the execution that asked for the lease, and none that continues it."""
-    if told:
+    """The server notifies only the execution that started the lease, not those that continue it."""
+    if notified:
         monkeypatch.setattr(watchdog, "INTERVAL", 1000.0)
     else:
         monkeypatch.setattr(train_run, "MAX_HISTORY", 1)
     gate = Gate()
     run = await start_tuned(Script(behind({1: gate})), rows=2)
     await until(lambda: len(run.script.draws(1)) == 2)
-    if not told:
+    if not notified:
         await until(partial(continued, run))
     await tunable_farm.client.get_workflow_handle(f"{run.id}/lease-1").terminate("lost")
     await run.until(lease_epoch=2)
@@ -162,7 +163,7 @@ async def test_a_terminated_evaluation_is_not_waited_for(start_tuned: Start, tun
     assert any("evaluation of version 0" in note for note in (await run.status()).notes)
 
 
-async def test_an_evaluation_whose_report_is_being_written_is_not_taken_for_dead(
+async def test_an_evaluation_that_is_writing_its_report_is_waited_for(
     start_tuned: Start, tunable_farm: Farm, monkeypatch: pytest.MonkeyPatch
 ):
     written = threading.Event()
@@ -184,8 +185,8 @@ async def test_an_evaluation_whose_report_is_being_written_is_not_taken_for_dead
         evaluation = tunable_farm.client.get_workflow_handle(f"{run.id}/eval-0")
         await run.until(waiting_for="the evaluation of the current version")
         await evaluation.result()
-        seen = await looked(run)
-        await until(lambda: looks(run, seen + 2))
+        seen = await checks_so_far(run)
+        await until(lambda: has_checked(run, seen + 2))
     finally:
         written.set()
     result = await run.result()
@@ -193,7 +194,7 @@ async def test_an_evaluation_whose_report_is_being_written_is_not_taken_for_dead
     assert (await run.status()).notes == []
 
 
-async def test_looks_become_rarer_as_long_as_nothing_moves(start_tuned: Start):
+async def test_checks_become_rarer_while_nothing_progresses(start_tuned: Start):
     gate = Gate()
 
     async def play(draw: Draw) -> float:
@@ -202,7 +203,7 @@ async def test_looks_become_rarer_as_long_as_nothing_moves(start_tuned: Start):
 
     run = await start_tuned(Script(play), rows=1)
     # Pauses grow once the stall is longer than four of them.
-    await until(lambda: looks(run, 8))
+    await until(lambda: has_checked(run, 8))
     history = await run.handle.fetch_history()
     started = [event.timer_started_event_attributes for event in history.events]
     rests = [timer.start_to_fire_timeout.ToTimedelta() for timer in started if timer.timer_id]
@@ -221,13 +222,13 @@ async def test_a_stall_is_reported_once(start_tuned: Start, monkeypatch: pytest.
 
     run = await start_tuned(Script(play), rows=1)
 
-    async def told() -> bool:
-        # A machine that is busy may stand still before, over something else.
+    async def is_reported() -> bool:
+        # On a busy machine the run may stall earlier, for another reason.
         return "1 more prompt groups" in (await run.status()).stall
 
-    await until(told)
-    before = await looked(run)
-    await until(lambda: looks(run, before + 2))
+    await until(is_reported)
+    before = await checks_so_far(run)
+    await until(lambda: has_checked(run, before + 2))
     status = await run.status()
     assert status.stall.startswith("nothing has moved since ")
     (note,) = [note for note in status.notes if "1 more prompt groups" in note]
@@ -242,16 +243,16 @@ async def test_a_stall_is_reported_once(start_tuned: Start, monkeypatch: pytest.
     assert (await run.status()).stall == ""
 
 
-async def test_a_stall_is_reported_though_the_store_cannot_be_read(
+async def test_a_stall_is_reported_even_if_the_store_cannot_be_read(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """It may be what the run waits for."""
+    """The store may be the cause of the stall."""
     monkeypatch.setattr(state, "NO_PROGRESS", 1.0)
     monkeypatch.setattr(watchdog, "CHECK_TIMEOUT", timedelta(seconds=0.5))
     gate = Gate()
     run = await start_tuned(Script(behind({0: gate})), rows=1)
     await run.until(groups_in_flight=1)
-    # A folder in the place of a file can't be read.
+    # A folder in place of a file can't be read.
     manifest = group_key(GroupKey(cursor=0))
     run.store.put(f"{manifest}/file", b"")
     await until(partial(noted, run, "waiting for 1 more prompt groups"))
@@ -260,10 +261,10 @@ async def test_a_stall_is_reported_though_the_store_cannot_be_read(
     await run.result()
 
 
-async def test_a_recovery_that_progresses_is_no_stall(
+async def test_a_recovery_that_progresses_is_not_a_stall(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """However long it takes: one that is told of begins after what came before it."""
+    """A recovery may take long: a stall is measured from the last progress of the recovery."""
     monkeypatch.setattr(state, "NO_PROGRESS", 0.5)
     gate = Gate()
     run = await start_tuned(Script(behind({1: gate})), rows=2)
@@ -284,28 +285,28 @@ async def test_a_recovery_that_progresses_is_no_stall(
 
 
 async def noted(run: Run, text: str) -> bool:
-    """Whether a note of the run ends so."""
+    """Whether a note of the run ends with this text."""
     return any(note.endswith(text) for note in (await run.status()).notes)
 
 
 async def continued(run: Run) -> bool:
-    """Whether another execution has taken over from the run's first."""
+    """Whether the run has continued as new."""
     return (await run.handle.describe()).run_id != run.handle.first_execution_run_id
 
 
-async def looks(run: Run, times: int) -> bool:
-    """Whether the watchdog has looked so often."""
-    return await looked(run) >= times
+async def has_checked(run: Run, times: int) -> bool:
+    """Whether the watchdog has checked this often."""
+    return await checks_so_far(run) >= times
 
 
-async def looked(run: Run) -> int:
-    """How often the watchdog has looked."""
+async def checks_so_far(run: Run) -> int:
+    """How often the watchdog has checked."""
     history = await run.handle.fetch_history()
     scheduled = [event.activity_task_scheduled_event_attributes for event in history.events]
     return sum(each.activity_type.name == "reconcile" for each in scheduled)
 
 
-async def test_the_producer_s_records_are_written_before_a_long_step_ends(
+async def test_the_producers_records_are_written_before_a_long_step_ends(
     start_tuned: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(recorder, "MAX_RECORDS", 1)

@@ -8,7 +8,7 @@ from support.waiting import Gate, until
 
 
 class Meter:
-    """Counts calls in flight; the first ones wait until there are `full` of them."""
+    """Counts calls in flight; the first calls wait until `full` of them are in flight."""
 
     def __init__(self, full: int) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Meter:
             self._reached.open()
 
 
-async def test_without_running_ahead_every_row_is_trained_on_policy(start: Start):
+async def test_with_no_versions_ahead_every_row_is_trained_on_policy(start: Start):
     run = await start(Script(), rows=6, prompt_groups_per_step=2, max_head_offpolicy_versions=0)
     backward = run.trainer.hold("optim_step")
     await run.trainer.reached("optim_step")
@@ -60,8 +60,9 @@ async def test_one_version_ahead_admits_one_more_batch_and_no_row_beyond(start: 
     assert sorted(run.trained) == [str(row) for row in range(6)]
 
 
-async def test_rollouts_go_on_while_the_trainer_is_busy(start: Start):
-    """The strict overlap: a backward is blocked, a rollout ends, and a row takes its place."""
+async def test_rollouts_continue_while_the_trainer_is_busy(start: Start):
+    """Strict overlap: while a backward is blocked, a rollout ends and another row takes its
+    place."""
     gates = {1: Gate(), 2: Gate(), 3: Gate()}
 
     async def play(draw: Draw) -> float:
@@ -106,7 +107,7 @@ async def test_calls_in_flight_never_exceed_their_limit(start: Start):
     assert all("async/concurrency_capacity_samples_mean" in record for record in run.metrics())
 
 
-async def test_a_row_takes_free_calls_before_the_groups_that_freed_them_have_ended(start: Start):
+async def test_a_row_uses_free_call_slots_before_the_other_groups_have_ended(start: Start):
     slow = Gate()
 
     async def play(draw: Draw) -> float:
@@ -122,14 +123,14 @@ async def test_a_row_takes_free_calls_before_the_groups_that_freed_them_have_end
         max_concurrency_rollout_sample=9,
     )
     await until(lambda: run.script.rows_begun == {0, 1, 2, 3})
-    # Only row 3 may have ended: six calls of the other rows have, and it took the place of three.
+    # Only row 3 may have ended: it used the slots of three of the six calls that have ended.
     assert {group.key.cursor for group in run.groups} <= {3}
     slow.open()
     await run.result()
     assert run.trained == ["0", "1", "2", "3"]
 
 
-async def test_a_limit_that_can_never_fill_is_pointed_out(start: Start):
+async def test_a_concurrency_limit_that_can_never_fill_is_reported(start: Start):
     run = await start(Script(), rows=1, max_concurrency_rollout_sample=6)
     await run.result()
     (note,) = (await run.status()).notes

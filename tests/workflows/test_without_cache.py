@@ -7,7 +7,7 @@ from support.histories import replay, run_histories
 from support.script import Draw, Script
 
 
-async def test_a_run_with_everything_in_it_replays_at_each_task(
+async def test_a_run_with_every_feature_replays_at_each_task(
     temporal_server: str, tiny_tokenizer: Path, tmp_path: Path
 ):
     async def play(draw: Draw) -> float | None:
