@@ -304,7 +304,7 @@ async def test_an_adapter_is_promoted_as_it_is_or_merged_into_its_base_model(
     assert name == f"accounts/everburn/models/{model_id}"
     models = service.emulator.emulator.models
     promoted, weights = models.get(name), models.weights(name)
-    kind = promoted.described()["kind"]
+    kind = promoted.as_json()["kind"]
     assert kind == ("HF_BASE_MODEL" if merged else "HF_PEFT_ADDON")
     # Only the merged model has the base model's parameters, and none of an adapter's.
     assert ("model.embed_tokens.weight" in weights) == merged
@@ -487,7 +487,7 @@ async def test_a_run_does_not_start_from_weights_that_an_earlier_run_trained(
     assert (
         "job theirs trains all parameters, and an earlier model of it has saved" in failure.message
     )
-    assert "Give init_from_checkpoint" in failure.message
+    assert "Set init_from_checkpoint" in failure.message
     assert second.store.keys("checkpoints") == []
     assert second.provisioned.deployment_id not in service.state["deployments"]
 

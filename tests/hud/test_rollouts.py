@@ -43,7 +43,7 @@ async def test_an_environment_written_for_hud_is_rolled_out_unchanged(runs: Runs
     record, run = await complete(runner)
 
     (segment,) = run.segments
-    prompt = runner._tokenizer.encode("ab")
+    prompt = runner._function.tokenizer.encode("ab")
     assert list(segment.tokens[: len(prompt)]) == prompt
     assert list(segment.loss_mask) == [0] * len(prompt) + [1] * record.output_tokens
     assert segment.reward == len(set(run.answer or "")) / 10
@@ -210,7 +210,7 @@ async def test_a_blocking_grader_delays_neither_sampling_nor_the_rollout_loop(
     blocked = asyncio.create_task(complete(runner))
     await until((tmp_path / "blocks").exists)
     current_scope.set(CompletionScope("a test", 0))
-    sample = await runner._sampler.sample([2, 3, 4])
+    sample = await runner._function.sampler.sample([2, 3, 4])
     assert sample.tokens
     assert not blocked.done()
     (tmp_path / "unblock").touch()
