@@ -151,7 +151,9 @@ async def measure(runs: int, seed: int, backend: str) -> tuple[dict[str, object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0, help="of the first run; the next has +1")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the first run; each next run adds 1"
+    )
     parser.add_argument("--backend", choices=tiny_task.BACKENDS, default="serverless")
     arguments = parser.parse_args()
     summary, passed = asyncio.run(measure(arguments.runs, arguments.seed, arguments.backend))

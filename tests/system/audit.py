@@ -133,7 +133,7 @@ async def check_nothing_is_kept(stack: Stack, run: RunRef) -> None:
     record = find_provisioning(ArtifactStore.of(run))
     if record is None:
         if stored_config(run).dedicated:
-            raise AuditError("a dedicated run without a record of what it made")
+            raise AuditError("a dedicated run without a provisioning record")
         return
     state = await emulator_state(stack)
     # Replaced jobs have the same name with a number.
