@@ -1,8 +1,8 @@
 """The activities as workflows see them: names, messages, and the limits that both sides keep.
 
-Workflow modules import this one and never an implementation, so that the orchestrator's process
-stays light. One class per worker that serves its activities. Doesn't own what an activity does:
-the implementations subclass the contracts.
+Workflow modules import this module and no implementation, which keeps the orchestrator process
+light. One class per worker that serves its activities. Doesn't own what an activity does: the
+implementations subclass the contracts.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from everburn.records.ids import GroupResult, RolloutOutcome, RunRef
 from everburn.records.ledger import PreparedBatch, StepCommit
 
 LOAD_TIMEOUT = 600.0
-"""Seconds that the user's factory may block: as long as preparing a task may take."""
+"""Seconds that the user's factory may block; also the limit for preparing a task."""
 LEASE_SLOTS = 64
-"""Concurrent activities on a lease's queue: more than submissions are ever pending."""
+"""Concurrent activities on a lease's queue; more than the submissions ever pending."""
 
 
 class RecordContract(Protocol):
@@ -26,7 +26,7 @@ class RecordContract(Protocol):
 
     @activity.defn
     async def create_run(self, order: messages.CreateRun) -> messages.RunCreated:
-        """Make the run's folder, and find out what the server supports."""
+        """Create the run's folder, and check what the server supports."""
 
     @activity.defn
     async def commit_step(self, step: StepCommit) -> messages.Committed:
@@ -34,7 +34,7 @@ class RecordContract(Protocol):
 
     @activity.defn
     async def skip_group(self, order: messages.SkipGroup) -> None:
-        """Record that a row isn't tried again, for a resume."""
+        """Record that a row is given up, so that a resume doesn't retry it."""
 
     @activity.defn
     async def record_command(self, order: messages.RecordCommand) -> None:
@@ -50,15 +50,15 @@ class RecordContract(Protocol):
 
     @activity.defn
     async def carry_publication(self, order: messages.CarryPublication) -> None:
-        """Let the previous version's snapshot serve a version that changed nothing."""
+        """Serve a version that changed no weights from the previous version's snapshot."""
 
     @activity.defn
     async def finish_run(self, order: messages.FinishRun) -> None:
-        """Write the evaluations before and after training, and the last checkpoint's time."""
+        """Write the evaluations before and after training, and the last checkpoint's save time."""
 
     @activity.defn
     async def count_sandboxes(self, run: RunRef) -> int:
-        """How many sandboxes of completions are still registered."""
+        """Count the sandboxes that are still registered."""
 
 
 class ReconciliationContract(Protocol):
@@ -70,7 +70,7 @@ class ReconciliationContract(Protocol):
 
     @activity.defn
     async def run_is_open(self, within: messages.RunIncarnation) -> bool:
-        """Whether the run still waits for the work of its child."""
+        """Whether the run still waits for its child workflow."""
 
 
 class RolloutContract(Protocol):
@@ -78,19 +78,19 @@ class RolloutContract(Protocol):
 
     @activity.defn
     async def prepare_task(self, run: RunRef) -> messages.Prepared:
-        """Resolve the run's entry points, and read and keep its rows."""
+        """Resolve the run's entry points, and store its dataset rows."""
 
     @activity.defn
     async def rollout(self, order: messages.RolloutOrder) -> RolloutOutcome:
-        """One completion of one row, to its terminal record."""
+        """Sample one completion of a row, and record its outcome."""
 
     @activity.defn
     async def complete_group(self, order: messages.CompleteGroup) -> GroupResult:
-        """Advantages, dynamic filter and manifest of a group whose completions have ended."""
+        """Write a group's advantages, filter result and manifest, once all completions ended."""
 
     @activity.defn
     async def reap(self, run: RunRef) -> messages.ReapResult:
-        """Clean up the sandboxes of completions whose workers died."""
+        """Clean up sandboxes whose workers died."""
 
     @activity.defn
     async def evaluate_shard(self, order: messages.ShardOrder) -> None:
@@ -100,7 +100,7 @@ class RolloutContract(Protocol):
     async def evaluate_function(
         self, order: messages.EvaluateFunction
     ) -> messages.EvaluationSummary:
-        """The user's evaluation function, with the rollout function pinned to the version."""
+        """Call the user's evaluation function, with the rollout function pinned to a version."""
 
     @activity.defn
     async def complete_evaluation(
@@ -114,19 +114,19 @@ class ProvisioningContract(Protocol):
 
     @activity.defn
     async def advance_provisioning(self, run: RunRef) -> messages.ProvisioningReadiness:
-        """Do what can be done now towards a running job and a ready deployment."""
+        """Take the next possible step towards a running job and a ready deployment."""
 
     @activity.defn
     async def clean_up_provisioning(self, run: RunRef, orphaned: bool = False) -> str:
-        """Give back what the run made; returns what was done, in words.
+        """Delete what the run provisioned; returns a description of what was done.
 
         orphaned: the caller found the run gone. If it was resumed meanwhile, it uses what its
-        former incarnation made, and nothing is given back.
+        former incarnation provisioned, and nothing is deleted.
         """
 
 
 class TrainerContract(Protocol):
-    """What any trainer worker does for a lease."""
+    """Lease activities that any trainer worker can execute."""
 
     @activity.defn
     async def acquire_lease(self, ref: messages.LeaseRef) -> messages.LeaseGrant:
@@ -134,28 +134,27 @@ class TrainerContract(Protocol):
 
 
 class HolderContract(Protocol):
-    """What the holder of a lease does, on the lease's own queue."""
+    """Activities of a lease's holder, on the lease's own queue."""
 
     @activity.defn
     async def hold_lease(self, ref: messages.LeaseRef) -> None:
-        """Stay as long as the session lives; returns at its release, fails when it is lost."""
+        """Run as long as the session lives; returns on release, fails if the lease fails."""
 
     @activity.defn
     async def release_lease(self, ref: messages.LeaseRef) -> None:
-        """Give the session back, and stop serving its queue."""
+        """Close the session, and stop serving its queue."""
 
 
 class LeaseContract(Protocol):
-    """The operations of a lease, on its own queue. Each happens once, however often it is asked
-    for."""
+    """The operations of a lease, on its own queue. Each is executed once, even if repeated."""
 
     @activity.defn
     async def prepare_batch(self, order: messages.PrepareBatch) -> PreparedBatch:
-        """Advantages of the sealed batch, by the user's function; found where it has run before."""
+        """Compute the sealed batch's advantages with the user's function, or read stored ones."""
 
     @activity.defn
     async def forward_backward(self, order: messages.SubmitGroups) -> messages.Submitted:
-        """Send the gradients of some groups; results of several may be pending together."""
+        """Submit some groups for their gradients; several submissions may be pending."""
 
     @activity.defn
     async def optim_step(self, order: messages.OptimStep) -> messages.OptimStepped:
@@ -163,7 +162,7 @@ class LeaseContract(Protocol):
 
     @activity.defn
     async def publish(self, order: messages.Publish) -> messages.Published:
-        """Save sampler weights, check that they are served, and record who serves the version."""
+        """Save sampler weights, check that they are served, and record the publication."""
 
     @activity.defn
     async def save_checkpoint(self, order: messages.SaveCheckpoint) -> messages.Saved:
@@ -171,7 +170,7 @@ class LeaseContract(Protocol):
 
     @activity.defn
     async def load_checkpoint(self, order: messages.LoadCheckpoint) -> None:
-        """Replace weights and optimizer by a saved state."""
+        """Replace weights and optimizer with a saved state."""
 
     @activity.defn
     async def load_adapter(self, order: messages.LoadAdapter) -> None:
@@ -179,7 +178,7 @@ class LeaseContract(Protocol):
 
     @activity.defn
     async def promote(self, order: messages.Promote) -> messages.Promoted:
-        """Make a model of the account from a snapshot, for as long as its session lives."""
+        """Promote a snapshot to a model of the account, while the snapshot's session lives."""
 
     @activity.defn
     async def replay_step(self, order: messages.ReplayStep) -> None:

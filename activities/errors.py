@@ -1,9 +1,9 @@
 """How errors leave activities: one table from exception types to failures, applied in one place.
 
-An error becomes an ApplicationError whose type workflows decide by (failure_types.py) and which
-Temporal retries or doesn't. An error that no rule names is final. User code may raise anything, so
-the domain classifies what comes out of it (everburn/rollouts/failures.py). Doesn't own what a
-workflow does about a failure.
+An error becomes an ApplicationError, either retryable or final, with a type that workflows act on
+(failure_types.py). An error without a rule is final. User code may raise anything, so the domain
+classifies its errors (everburn/rollouts/failures.py). Doesn't own a workflow's reaction to a
+failure.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from everburn.usercode.loop import LoopBlockedError
 
 @dataclass(frozen=True)
 class Rule:
-    """kind: the failure's type, if not the exception's name. retryable: by Temporal, where the
-    activity's retry policy has attempts left."""
+    """kind: the failure's type; None means the exception's name. retryable: Temporal retries, as
+    far as the activity's retry policy allows."""
 
     kind: FailureKind | None
     retryable: bool = False
@@ -47,7 +47,7 @@ class Rule:
 
 FINAL = Rule(None)
 RULES: dict[type[BaseException], Rule] = {
-    # The first that an error is an instance of.
+    # The first matching entry applies.
     CorruptArtifactError: FINAL,
     StoreFullError: Rule(FailureKind.STORE_FULL, retryable=True),
     StoreError: Rule(FailureKind.STORE, retryable=True),
@@ -72,7 +72,7 @@ CLASSIFIED: dict[Failure, Rule] = {
     "store_failed": RULES[StoreError],
     "store_full": RULES[StoreFullError],
 }
-"""For errors of user code, by what their cause chain says; the fatal ones go by RULES."""
+"""For errors of user code, classified by their cause chain; RULES applies to the fatal ones."""
 
 
 class ErrorInterceptor(Interceptor):
@@ -98,7 +98,7 @@ class _Translating(ActivityInboundInterceptor):
 
 
 def failure_of(error: Exception, order: object) -> ApplicationError:
-    """The failure that an activity's error becomes. order: what the activity was asked for."""
+    """Translate an activity's error into a failure. order: the activity's argument."""
     details: list[RowsFailed] = []
     where, cause, rule = "", error, None
     if isinstance(order, UserCodeOrder):

@@ -1,8 +1,8 @@
-"""Failures as workflows read them: one enum of what they decide by.
+"""Failures as workflows read them: one enum of kinds.
 
-Owns the kinds, what a failed activity said, and that no secret crosses with a failure, its causes
-or their tracebacks. Doesn't own which exception becomes which kind (errors.py) or what a rollout
-failure means (everburn/rollouts/failures.py).
+Owns the kinds, the message of a failed activity, and the redaction of secrets from failures, their
+causes and tracebacks. Doesn't own the mapping from exceptions to kinds (errors.py) or the
+classification of rollout failures (everburn/rollouts/failures.py).
 """
 
 from enum import StrEnum
@@ -15,7 +15,7 @@ from everburn.secrets import redacted
 
 
 class FailureKind(StrEnum):
-    """The `type` of a failure that workflows decide by. Any other type is an exception's name."""
+    """The failure types that workflows act on. Any other type is an exception's name."""
 
     RECOVERABLE = "RecoverableRolloutError"
     SNAPSHOT_GONE = "SnapshotGoneError"
@@ -27,7 +27,7 @@ class FailureKind(StrEnum):
     STORE_FULL = "StoreFullError"
     TRAINER_STATE_LOST = "TrainerStateLost"
     TRAINER_FAILED = "TrainerFailed"
-    """The lease has ended because the service answered an operation with a failure."""
+    """The lease ended because an operation failed at the service."""
     QUOTA = "QuotaExceededError"
     KEY_REFUSED = "KeyRefusedError"
     CAPACITY = "TrainerCapacityError"
@@ -35,15 +35,15 @@ class FailureKind(StrEnum):
     REJECTED = "TrainerRejectedError"
     UNFIT = "TrainerUnfitError"
     NOT_PROVISIONED = "NotProvisioned"
-    """Trainer job and deployment weren't available in the time that the configuration allows."""
+    """Trainer job and deployment weren't ready within the configured time."""
     PROMOTION_REFUSED = "PromotionRefusedError"
-    """No model was made; after other errors of a promotion there may be one."""
+    """No model was created; other promotion errors leave that open."""
     MODEL_ID_TAKEN = "ModelIdTakenError"
 
 
 _KINDS = frozenset(FailureKind)
 LEASE_CLOSED = frozenset({FailureKind.QUOTA, FailureKind.KEY_REFUSED})
-"""The lease has ended, and no other is available before a person has fixed the cause."""
+"""The lease has ended, and none is available until a person has fixed the cause."""
 WAITS_FOR = {
     FailureKind.SNAPSHOT_GONE: "its policy version to be served again",
     FailureKind.WORKER_UNFIT: "a worker that can import its code",
@@ -53,9 +53,9 @@ WAITS_FOR = {
     FailureKind.CAPACITY: "capacity",
     FailureKind.UNAVAILABLE: "the training service",
 }
-"""What another attempt waits for after a failure that says nothing about the task."""
+"""What a retry waits for, after a failure that isn't caused by the task."""
 MAX_MESSAGE = 1000
-"""Characters of an error text that enter history; the worker's log has it whole."""
+"""Maximum characters of an error text in history; the worker's log has the full text."""
 
 
 def application_error(
@@ -65,8 +65,8 @@ def application_error(
     where: str = "",
     retryable: bool = False,
 ) -> ApplicationError:
-    """A domain error as Temporal carries it. Its type is `kind`, else the exception's name;
-    `where` is put in front of a text that doesn't name its place itself."""
+    """Convert a domain error for Temporal. Its type is `kind`, or else the exception's name;
+    `where` is prepended if the text doesn't contain it."""
     text = redacted(str(error) or type(error).__name__)
     if where and where not in text:
         text = f"{where}: {type(error).__name__}: {text}"
@@ -76,26 +76,26 @@ def application_error(
 
 
 def _name_of(error: BaseException) -> str:
-    """The exception's name; with its module where user code gave it the name of a kind."""
+    """The exception's name, qualified by its module if a foreign exception has a kind's name."""
     name, module = type(error).__name__, type(error).__module__
     is_foreign = name in _KINDS and not module.startswith("everburn.")
     return f"{module}.{name}" if is_foreign else name
 
 
 def message_of(error: ActivityError) -> str:
-    """What the failed activity said."""
+    """The error text of a failed activity."""
     return getattr(error.cause, "message", None) or str(error.cause)
 
 
 def kind_of(cause: BaseException | None) -> FailureKind | None:
-    """The kind of an activity's failure, by its cause; None if workflows don't decide by it."""
+    """The kind of an activity's failure, from its cause; None for a type that isn't a kind."""
     kind = cause.type if isinstance(cause, ApplicationError) else None
     return FailureKind(kind) if kind in _KINDS else None
 
 
 class RedactingFailureConverter(DefaultFailureConverter):
-    """Failures as Temporal keeps them, without the secrets of the process where they happened: a
-    library's error, which travels along as a cause, may repeat a request's headers."""
+    """Removes the process's secrets from failures: a cause raised by a library may quote a
+    request's headers."""
 
     def to_failure(
         self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure

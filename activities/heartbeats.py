@@ -1,10 +1,9 @@
-"""Heartbeats without the activity's help.
+"""Automatic heartbeats for every activity that has a heartbeat timeout.
 
-Every activity that has a heartbeat timeout is heartbeaten from the worker's own event loop for as
-long as it runs. User code runs on another loop (everburn/usercode/loop.py), so it can block for
-seconds without losing its activity. Heartbeats say that the process lives, nothing more: finished
-work is in the store. Their answers bring cancellations, so that a call that nobody wants any more
-ends within one beat.
+They are sent from the worker's own event loop. User code runs on another loop
+(everburn/usercode/loop.py), so it can block for seconds without losing its activity. A heartbeat
+only says that the process lives: finished work is in the store. Its response delivers
+cancellations, so a cancelled activity ends within one interval.
 """
 
 import asyncio
@@ -20,13 +19,13 @@ from temporalio.worker import (
 )
 
 THROTTLE = timedelta(seconds=1)
-"""For all workers, `max_heartbeat_throttle_interval`. Left to itself the SDK passes on a heartbeat
-per 0.8 timeouts: a worker that stands still for the rest of one is taken for dead, and a cancelled
-call runs on for as long."""
+"""`max_heartbeat_throttle_interval` of all workers. By default the SDK sends one heartbeat per 0.8
+timeouts: a worker that pauses for the remaining 0.2 is presumed dead, and a cancelled call runs on
+for up to 0.8."""
 
 
 class HeartbeatInterceptor(Interceptor):
-    """Heartbeats three times per timeout."""
+    """Sends three heartbeats per timeout."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         return _Heartbeating(next)
@@ -47,7 +46,7 @@ class _Heartbeating(ActivityInboundInterceptor):
 
 
 async def _beat(interval: timedelta) -> None:
-    # The first one after an interval: most activities end before, and send none.
+    # Sleep first: most activities end before the first heartbeat.
     while True:
         await asyncio.sleep(interval.total_seconds())
         activity.heartbeat()

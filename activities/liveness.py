@@ -1,8 +1,8 @@
-"""Whether a run is still alive, in the incarnation that work was begun for.
+"""Whether a run is still alive, in the incarnation that requested the work.
 
-A terminated run cancels nothing, and a resumed one begins its rows again, so every worker checks by
-itself. Owns all checks of server and run folder for that, and the cancellation of work whose run is
-gone. Doesn't own what a lease or a trainer job becomes then (trainer.py, provisioning.py).
+A terminated run cancels nothing, and a resumed run restarts its rows, so every worker checks by
+itself. Owns these checks of server and run folder, and the cancellation of work whose run is gone.
+Doesn't own the end of leases and trainer jobs (trainer.py, provisioning.py).
 """
 
 import asyncio
@@ -24,9 +24,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 INTERVAL = 5.0
-"""Seconds between checks, while anything is done for the run."""
+"""Seconds between checks while work for the run is in progress."""
 ANSWER_TIMEOUT = 30.0
-"""Seconds to wait for the server's answer before something is written."""
+"""Seconds to wait for the server's answer before a durable write."""
 
 
 class RunGoneError(RuntimeError):
@@ -34,7 +34,7 @@ class RunGoneError(RuntimeError):
 
 
 class RunLiveness:
-    """The checks of one process."""
+    """The liveness checks of one process."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -44,8 +44,8 @@ class RunLiveness:
     async def is_alive(self, run: RunRef, incarnation: int | None = None) -> bool:
         """Whether the run is open and, where `incarnation` is given, still in it.
 
-        A resumed run takes over its folder a moment after it has begun; until then the folder's
-        owner names another first execution.
+        A resumed run takes over its folder shortly after its start; until then the folder's owner
+        names another first execution.
 
         Raises:
             RPCError, StoreError: the server or the store doesn't answer.
@@ -62,7 +62,7 @@ class RunLiveness:
         return owner.first_execution_id == first and owner.incarnation <= incarnation
 
     async def seems_alive(self, run: RunRef, incarnation: int | None = None) -> bool:
-        """The same; true while the server or the store doesn't answer."""
+        """`is_alive`, or true while the server or the store doesn't answer."""
         try:
             return await self.is_alive(run, incarnation)
         except (RPCError, StoreError) as error:
@@ -70,12 +70,14 @@ class RunLiveness:
             return True
 
     async def is_open(self, workflow_id: str, execution: str | None = None) -> bool:
-        """Whether a workflow of this id, or this execution of it, is running now."""
+        """Whether the workflow, or the given execution of it, is running."""
         return await self._open_execution(workflow_id, execution) is not None
 
     async def awaits(self, attempt: activity.Info) -> bool:
-        """Whether the server still waits for this attempt at an activity; true while it doesn't
-        answer. A process that was suspended may begin an attempt long after it was given up."""
+        """Whether the server still waits for this activity attempt; true while it doesn't answer.
+
+        A suspended process may start an attempt long after it timed out.
+        """
         assert attempt.workflow_id is not None
         try:
             caller = await self._open_execution(attempt.workflow_id, attempt.workflow_run_id)
@@ -88,10 +90,10 @@ class RunLiveness:
         )
 
     async def while_alive(self, within: RunIncarnation, work: Awaitable[T]) -> T:
-        """The outcome of an activity's work, which is cancelled once the run is gone.
+        """Await an activity's work, which is cancelled once the run is gone.
 
         Raises:
-            RunGoneError: it was cancelled for that.
+            RunGoneError: the work was cancelled because the run is gone.
         """
         task = asyncio.ensure_future(work)
         works = self._works.setdefault(within, set())
@@ -108,11 +110,10 @@ class RunLiveness:
             works.discard(task)
 
     def last_check(self, within: RunIncarnation) -> Callable[[], None]:
-        """A check for a thread of the current activity, just before it writes what would stay:
-        whether the activity's workflow execution and the run are still alive.
+        """Return a check that a thread of the current activity calls right before a durable write.
 
-        Raises, when it is called:
-            RunGoneError: they aren't.
+        The check raises:
+            RunGoneError: the activity's workflow execution or the run is gone.
             RPCError, StoreError, TimeoutError: there is no answer.
         """
         info, loop = activity.info(), asyncio.get_running_loop()
@@ -132,7 +133,7 @@ class RunLiveness:
         return check
 
     async def _watch(self, within: RunIncarnation) -> None:
-        """Check as long as there is work, and once more: work may pause between two checks."""
+        """Check until an interval ends without work: work may pause between two checks."""
         works = self._works[within]
         try:
             while True:

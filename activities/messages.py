@@ -1,4 +1,4 @@
-"""What activities receive and return: names and numbers, never tokens. Usually below 2 KB, never
+"""Arguments and results of activities: names and numbers, never tokens. Usually below 2 KB, never
 above 64 KB."""
 
 from typing import Literal
@@ -24,8 +24,8 @@ class Message(BaseModel):
 
 
 class CreateRun(Message):
-    """Make the run's folder and keep its configuration there. at, step: when, and after which
-    step."""
+    """Create the run's folder with its configuration. at, step: when the incarnation starts, and
+    after which step."""
 
     run: RunRef
     config: dict[str, object]
@@ -40,7 +40,7 @@ class RunCreated(Message):
 
 
 class Prepared(Message):
-    """What the first rollout worker found out about the run's task."""
+    """The run's task as the first rollout worker found it."""
 
     rows: int
     evaluation_rows: int
@@ -55,13 +55,13 @@ class RunIncarnation(Message):
 
 
 class UserCodeOrder(Message):
-    """Something that runs the user's code, whose errors may mean anything."""
+    """The argument of an activity that runs user code, whose errors must be classified."""
 
     run: RunRef
 
     @property
     def where(self) -> str:
-        """The place that errors name."""
+        """The location that error texts start with."""
         return f"run {self.run.id}"
 
 
@@ -74,7 +74,7 @@ class RolloutOrder(UserCodeOrder):
 
     @property
     def within(self) -> RunIncarnation:
-        """Whom it is done for."""
+        """The run incarnation that this work belongs to."""
         return RunIncarnation(run=self.run, incarnation=self.group.incarnation)
 
     @property
@@ -83,14 +83,13 @@ class RolloutOrder(UserCodeOrder):
 
 
 class ReapResult(Message):
-    """How much of what completions had registered couldn't be reaped."""
+    """left: sandboxes that couldn't be cleaned up."""
 
     left: int
 
 
 class CompleteGroup(UserCodeOrder):
-    """All completions of the group have ended. last: whether no attempt follows if too few have
-    survived."""
+    """last: no retry follows if too few completions survived."""
 
     group: GroupKey
     version: int
@@ -99,7 +98,7 @@ class CompleteGroup(UserCodeOrder):
 
     @property
     def within(self) -> RunIncarnation:
-        """Whom it is done for."""
+        """The run incarnation that this work belongs to."""
         return RunIncarnation(run=self.run, incarnation=self.group.incarnation)
 
     @property
@@ -108,8 +107,7 @@ class CompleteGroup(UserCodeOrder):
 
 
 class ShardOrder(UserCodeOrder):
-    """Held-out rows start..stop-1, evaluated under a policy version by an incarnation of the
-    run."""
+    """Evaluate held-out rows start..stop-1 under a policy version."""
 
     incarnation: int
     version: int
@@ -121,7 +119,7 @@ class ShardOrder(UserCodeOrder):
 
     @property
     def within(self) -> RunIncarnation:
-        """Whom it is done for."""
+        """The run incarnation that this work belongs to."""
         return RunIncarnation(run=self.run, incarnation=self.incarnation)
 
     @property
@@ -142,7 +140,7 @@ class EvaluateFunction(UserCodeOrder):
 
     @property
     def within(self) -> RunIncarnation:
-        """Whom it is done for."""
+        """The run incarnation that this work belongs to."""
         return RunIncarnation(run=self.run, incarnation=self.incarnation)
 
     @property
@@ -155,7 +153,7 @@ class CompleteEvaluation(Message):
     version: int
     shards: int = 0
     values: dict[str, float] = Field(default_factory=dict)
-    """What an evaluation function returned; an evaluation in shards leaves it empty."""
+    """The result of an evaluation function; empty for an evaluation in shards."""
     error: str | None = None
     seconds: float
 
@@ -165,8 +163,8 @@ class EvaluationSummary(Message):
 
 
 class ProvisioningReadiness(Message):
-    """How far a run's trainer job and deployment are. `pending` waits for capacity. text: without
-    secrets. resumed: a stopped job was started again just now."""
+    """State of a run's trainer job and deployment. `pending` waits for capacity. text: without
+    secrets. resumed: a stopped job was just restarted."""
 
     stage: Literal["ready", "pending", "starting", "unwanted"]
     text: str = ""
@@ -174,7 +172,7 @@ class ProvisioningReadiness(Message):
 
 
 class LeaseGrant(Leased):
-    """A trainer session and the task queue on which its holder listens."""
+    """A trainer session and the task queue that its holder serves."""
 
     task_queue: str
     session: str
@@ -186,7 +184,7 @@ class LeaseRef(Leased):
 
 
 class PrepareBatch(Message):
-    """Compute advantages for the sealed batch of a step, by the run's `prepare_batch`."""
+    """Compute advantages of a step's sealed batch with the run's `prepare_batch`."""
 
     lease: LeaseRef
     step: int
@@ -204,16 +202,16 @@ class SubmitGroups(Message):
 
 
 class Submitted(Message):
-    """What one request came to."""
+    """The result of one submission."""
 
     datums: int
     loss_sum: float | None
-    """Over its trained tokens; None where the trainer doesn't tell."""
+    """Over its trained tokens; None if the trainer doesn't report it."""
     total_tokens: float | None = None
-    """Of its datums, prompts included; None where the trainer doesn't tell."""
+    """Tokens of its datums, prompts included; None if the trainer doesn't report it."""
     distance: PolicyDistance
     loss_metrics: dict[str, float]
-    """Of a Python loss, as it returned them."""
+    """Metrics that a Python loss returned."""
 
 
 class OptimStep(Message):
@@ -239,7 +237,7 @@ class Published(Message):
     snapshot: str
     seconds: float
     gap: float | None = None
-    """Between the sampler's and the trainer's log-probabilities, in nats; where it was probed."""
+    """Between the sampler's and the trainer's log-probabilities, in nats; None if not probed."""
 
 
 class SaveCheckpoint(Message):
@@ -261,8 +259,8 @@ class LoadAdapter(Message):
 
 
 class Promote(Message):
-    """Make a model of the account from a snapshot. attempt: from 1. again: an earlier one may have
-    made it unseen."""
+    """Promote a snapshot to a model of the account. attempt: from 1. again: an earlier attempt may
+    have created the model."""
 
     lease: LeaseRef
     version: int
@@ -278,7 +276,7 @@ class Promoted(Message):
 
 
 class ReplayStep(Message):
-    """Apply the ledger's step again, on a lease that has the state before it."""
+    """Replay the ledger's step on a lease that has the state before it."""
 
     lease: LeaseRef
     step: int
@@ -295,7 +293,7 @@ class Committed(Message):
 
 
 class Reconcile(Message):
-    """What a run waits for: groups, and the workflow ids of the lease and the evaluation."""
+    """What a run waits for: groups, and the workflows of its lease and its evaluation."""
 
     run: RunRef
     groups: list[GroupKey]
@@ -304,8 +302,8 @@ class Reconcile(Message):
 
 
 class Reconciled(Message):
-    """What has ended without a report to the run. dead: groups whose workflow is closed, and which
-    left no manifest."""
+    """What ended without reporting to the run. dead: groups whose workflow closed without a
+    manifest."""
 
     finished: list[GroupResult]
     dead: list[GroupKey]
@@ -314,7 +312,7 @@ class Reconciled(Message):
 
 
 class SkipGroup(Message):
-    """A group that failed, and that a person gives up."""
+    """Give up a failed group, on a person's command."""
 
     run: RunRef
     group: GroupKey
@@ -338,7 +336,7 @@ class RecordEvaluation(Message):
 
 
 class CarryPublication(Message):
-    """A step without update: its version is served by the previous one's snapshot."""
+    """Serve the version of a step without update from the previous version's snapshot."""
 
     run: RunRef
     version: int
@@ -349,4 +347,4 @@ class FinishRun(Message):
     initial_version: int
     final_version: int
     save_seconds: dict[int, float] = Field(default_factory=dict)
-    """As in StepCommit."""
+    """See StepCommit."""

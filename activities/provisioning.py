@@ -1,6 +1,6 @@
-"""Activities that look after a run's trainer job and deployment. Each is short: none waits.
+"""Activities that manage a run's trainer job and deployment. Each is short: none waits.
 
-They run on trainer workers, any of them, and find what there is by the ids in the run's folder.
+Any trainer worker can run them: the ids of job and deployment are in the run's folder.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class ProvisioningActivities(ProvisioningContract):
             found = await when_there_is_space(RunProvisioning(run, config).advance)
         except TrainerCapacityError as error:
             return ProvisioningReadiness(stage="pending", text=redacted(str(error)))
-        text = redacted(found.text)  # the control plane's words among others
+        text = redacted(found.text)  # may quote the control plane
         return ProvisioningReadiness(stage=found.stage, text=text, resumed=found.resumed)
 
     @activity.defn
@@ -44,5 +44,5 @@ class ProvisioningActivities(ProvisioningContract):
         try:
             return await asyncio.to_thread(RunProvisioning(run, config).clean_up)
         except TrainerError as error:
-            # What is left costs money, so that even a refused key is worth another attempt.
+            # What remains costs money, so even a refused key is retried.
             raise application_error(error, retryable=True) from error

@@ -1,6 +1,6 @@
-"""Activities that compare what a run waits for with what there is: store and child workflows.
+"""Activities that compare what a run waits for with the store and its child workflows.
 
-They make up for a lost signal, and for a child that was terminated or died.
+They detect a lost signal, and a child that was terminated or failed.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ReconciliationActivities(ReconciliationContract):
         finished: list[GroupResult] = []
         dead: list[GroupKey] = []
         for key in order.groups:
-            # In this order: a group that ends meanwhile has left its manifest before.
+            # In this order: a group that ends in between has already written its manifest.
             is_open = await self._liveness.is_open(group_workflow_id(order.run.id, key))
             manifest = await asyncio.to_thread(find_group, store, key)
             if manifest is not None:

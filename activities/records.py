@@ -1,8 +1,7 @@
-"""Activities of the orchestrator: the run's folder, ledger and metrics, and the server's word on
-what it supports.
+"""Activities of the orchestrator: the run's folder, ledger and metrics, and the server's features.
 
-All light: they read and write JSON. They run in threads, so that a slow store never holds up the
-worker's loop. A full one is waited for.
+All are light: they read and write JSON, in threads, so that a slow store never blocks the worker's
+loop. While the store is full, they wait.
 """
 
 import asyncio
@@ -134,6 +133,6 @@ def _commit(step: StepCommit) -> LedgerEntry:
 
 
 def _time_saves(store: ArtifactStore, seconds: dict[int, float]) -> None:
-    """A checkpoint that wasn't due by itself is saved after its step was recorded."""
+    """Record the save times of checkpoints that were saved after their step was recorded."""
     for step, value in seconds.items():
         metrics.amend(store, metrics.STEP_STREAM, step, {"checkpoint/wall_time": value})

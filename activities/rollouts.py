@@ -42,12 +42,12 @@ from everburn.usercode.threads import in_thread
 T = TypeVar("T")
 
 JUDGE_TIMEOUT = 240.0
-"""Seconds for a group to be read and judged by the user's functions; its activity has five minutes.
-The thread of one that never returns stays, and delays nothing else."""
+"""Seconds to read a group and judge it with the user's functions; its activity has five minutes.
+The thread of a function that never returns remains, and delays nothing else."""
 
 
 class RolloutActivities(RolloutContract):
-    """Holds what is loaded once per process and run. User code runs on a loop of its own."""
+    """Holds the user code loaded per run. It runs on a loop of its own."""
 
     def __init__(self, client: Client) -> None:
         self._user_loop = UserLoop("rollouts")
@@ -58,7 +58,7 @@ class RolloutActivities(RolloutContract):
     async def prepare_task(self, run: RunRef) -> Prepared:
         task = await self._user_loop.run(lambda: in_thread(lambda: prepare_task(run)))
         async with self._runners.using(run):
-            pass  # the rollout function can be made, and is ready for the first rollouts
+            pass  # checks that the rollout function loads, and keeps it for the first rollouts
         return Prepared(rows=task.rows, evaluation_rows=task.evaluation_rows, notes=task.notes)
 
     @activity.defn
@@ -117,23 +117,22 @@ class RolloutActivities(RolloutContract):
         return EvaluationSummary(metrics=values)
 
     async def blocked(self) -> str:
-        """Return once user code has blocked its loop for longer than it may: where, as a stack."""
+        """Return the stack of user code once it has blocked its loop for too long."""
         return await self._user_loop.blocked()
 
     def close(self) -> None:
-        """Stop the user loop, and close what is loaded."""
+        """Stop the user loop, and close the loaded user code."""
         self._user_loop.close(self._runners.close)
 
     def join(self, seconds: float) -> bool:
-        """Wait until that has come to pass: what was cancelled has given back what it had made.
-        Returns whether it has."""
+        """Wait until `close` is complete and cancelled rollouts have cleaned up; returns whether
+        they have."""
         return self._user_loop.join(seconds)
 
     async def _user_code(
         self, within: RunIncarnation, function: Callable[[], Awaitable[T]], may_block: float
     ) -> T:
-        """Await user code that only the run waits for. may_block: seconds that it may keep the
-        loop to itself."""
+        """Await user code while its run is alive. may_block: seconds that it may block the loop."""
         return await self._liveness.while_alive(within, self._user_loop.run(function, may_block))
 
 
@@ -146,27 +145,27 @@ async def _complete_group(
 
 
 async def _judge_group(runner: RolloutRunner, order: CompleteGroup) -> GroupManifest:
-    """The group's outcome, by the user's functions, each of which its errors name."""
+    """Determine the group's outcome with the user's functions, which error texts name."""
     entrypoint = runner.config.dynamic_filter
-    at_work = ""
+    running = ""
 
-    def asked(name: str, function: Callable[[], T]) -> T:
-        nonlocal at_work
-        at_work = name
+    def run_named(name: str, function: Callable[[], T]) -> T:
+        nonlocal running
+        running = name
         try:
             return function()
         except (Exception, SystemExit) as error:
             raise application_error(error, where=f"{order.where} · {name}") from error
         finally:
-            at_work = ""
+            running = ""
 
     def advantages(rewards: Sequence[float]) -> list[float]:
         function = advantage_function(runner.config.advantages)
-        return asked("advantages", lambda: function(rewards))
+        return run_named("advantages", lambda: function(rewards))
 
     def keep(group: Group) -> bool:
         assert entrypoint is not None
-        return asked(entrypoint.name, lambda: bool(call(entrypoint, group)))
+        return run_named(entrypoint.name, lambda: bool(call(entrypoint, group)))
 
     judging = partial(
         judge_group,
@@ -184,7 +183,7 @@ async def _judge_group(runner: RolloutRunner, order: CompleteGroup) -> GroupMani
         async with asyncio.timeout(JUDGE_TIMEOUT):
             return await in_thread(judging)
     except TimeoutError:
-        if not at_work:
+        if not running:
             raise StoreError(f"{order.where}: not read within {JUDGE_TIMEOUT:g} s") from None
         late = TimeoutError(f"it hasn't returned within {JUDGE_TIMEOUT:g} s")
-        raise application_error(late, where=f"{order.where} · {at_work}") from None
+        raise application_error(late, where=f"{order.where} · {running}") from None

@@ -1,8 +1,8 @@
 """The user code of runs, loaded once per process and run.
 
-Owns which runs' code stays loaded, and the end of what is let go: its samplers are closed. A run is
-told from others that had its id by who owns its folder. Doesn't own what runs there (rollouts.py),
-or the loop it runs on.
+Owns which runs' code stays loaded, and closes the samplers of the code it unloads. The owner of its
+folder distinguishes a run from earlier runs of the same id. Doesn't own the activities that use it
+(rollouts.py) or the loop it runs on.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-# Unused here. Imported before any thread needs them: transformers imports itself in circles, and
-# of two threads that import it at once, one may get half a module.
+# Unused here. Imported before any thread needs them: transformers has circular imports, and if two
+# threads import it at once, one may see a half-initialized module.
 from fireworks.training.sdk import FiretitanSamplingClient, FixedConcurrencyController  # noqa: F401
 from transformers import AutoTokenizer  # noqa: F401
 
@@ -24,7 +24,7 @@ from everburn.rollouts.runner import RolloutRunner
 from everburn.usercode.loop import UserLoop
 
 MAX_RUNS = 8
-"""Runs whose user code a worker keeps loaded, beyond those that it works for."""
+"""Runs whose user code a worker keeps loaded; those in use are kept beyond it."""
 
 
 @dataclass(eq=False)
@@ -34,14 +34,14 @@ class _Loaded:
 
     @property
     def runner(self) -> RolloutRunner | None:
-        """None while it is loading, and where that has failed."""
+        """None while loading, and if loading failed."""
         if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
             return None
         return self.task.result()
 
 
 class Runners:
-    """By run, the one used last at the end."""
+    """The loaded user code by run, in order of last use."""
 
     def __init__(self, user_loop: UserLoop) -> None:
         self._user_loop = user_loop
@@ -49,8 +49,8 @@ class Runners:
 
     @asynccontextmanager
     async def using(self, run: RunRef) -> AsyncIterator[RolloutRunner]:
-        """The run's user code, which stays loaded for as long as the block runs; a failed load is
-        tried again by the next caller."""
+        """The run's user code, loaded at least until the block ends. After a failed load, the next
+        caller retries."""
         key = run, await asyncio.to_thread(find_owner, ArtifactStore.of(run))
         loaded = self._loaded.get(key)
         if loaded is None or (loaded.task.done() and loaded.runner is None):
@@ -65,14 +65,14 @@ class Runners:
             self._let_go()
 
     def close(self) -> None:
-        """Close all of them. On the user loop, once nothing runs there any more."""
+        """Close all user code. Must be called on the user loop, once nothing else runs there."""
         for loaded in self._loaded.values():
             if loaded.runner is not None:
                 loaded.runner.close()
         self._loaded.clear()
 
     def _let_go(self) -> None:
-        """Of those that nobody uses, close the ones used longest ago."""
+        """Close the least recently used code that isn't in use, beyond MAX_RUNS."""
         idle = [key for key, each in self._loaded.items() if not each.users and each.task.done()]
         for key in idle[: max(0, len(self._loaded) - MAX_RUNS)]:
             runner = self._loaded.pop(key).runner

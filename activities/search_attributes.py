@@ -1,4 +1,4 @@
-"""Everburn's search attributes: what a person can filter runs by in the Temporal UI."""
+"""Everburn's search attributes: filters for runs in the Temporal UI."""
 
 from temporalio.common import SearchAttributeKey
 

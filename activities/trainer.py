@@ -1,8 +1,7 @@
 """Activities of trainer workers: acquiring a lease, holding it, and serving its operations.
 
-A lease lives in the process that acquired it and is addressed by a task queue of its own, on
-which that process starts a second worker. Doesn't own what an operation does
-(trainer_operations.py).
+A lease lives in the process that acquired it. That process starts a second worker, on the lease's
+own task queue. Doesn't own what an operation does (trainer_operations.py).
 """
 
 import asyncio
@@ -50,15 +49,15 @@ OpenTrainer = Callable[[LeaseRef, RunConfig], Awaitable[Trainer]]
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL = 5.0
-"""Seconds between probes of the session and of its run, also while nothing trains."""
+"""Seconds between probes of the session and its run, also while nothing trains."""
 PROBE_TIMEOUT = 30.0
-"""Seconds; a server under load answers late, a dead one never."""
+"""Seconds. Generous, since a server under load answers late."""
 CLAIM_TIMEOUT = 30.0
-"""Seconds after which a lease that nobody holds never will be."""
+"""Seconds after which a granted lease is released unless `hold_lease` has started."""
 LEASE_GRACE = timedelta(seconds=5)
-"""For activities of a released lease to report their results."""
+"""Time for activities of a released lease to report their results."""
 MAX_IDLE_LOOPS = 8
-"""Of runs that this process holds no lease of, and may hold one of again."""
+"""Batch loops kept for runs of which this process holds no lease at the moment."""
 
 
 @dataclass
@@ -71,12 +70,12 @@ class HeldLease:
     serving: asyncio.Task[None]
     expiry: asyncio.Task[None] | None = None
     claimed: bool = False
-    """Whether the run knows that it has the lease."""
+    """Whether the run has received the grant."""
     stopping: asyncio.Task[None] | None = None
 
 
 async def open_session(ref: LeaseRef, config: RunConfig) -> Trainer:
-    """A session at the run's backend."""
+    """Open a session at the run's backend."""
     if config.dedicated:
         return await DedicatedTrainer.open_for(ref.run, config, ref.lease_key)
     return await ServerlessTrainer.open(config)
@@ -92,17 +91,17 @@ class TrainerActivities(TrainerContract, HolderContract):
         self._open_trainer = open_trainer
         self._openings = Openings[LeaseRef, HeldLease]()
         self._batch_loops: OrderedDict[RunRef, LimitedLoop] = OrderedDict()
-        """Of `prepare_batch`, by run: what blocks holds up its own run only. They outlive leases:
-        what user code has opened belongs to its loop. The one used last is at the end."""
+        """Loops of `prepare_batch` by run, in order of last use. A blocked loop delays its own run
+        only. Loops outlive leases: objects that user code opened are bound to its loop."""
 
     @activity.defn
     async def acquire_lease(self, ref: LeaseRef) -> LeaseGrant:
-        # On a trainer job, opening a session ends the one that another attempt may hold by now.
+        # On a trainer job, a new session would end the one of a later attempt.
         if not await self._liveness.awaits(activity.info()):
             raise TrainerStateLostError(
                 f"this attempt at lease {ref.lease_key.text} was given up before it began"
             )
-        # A process that was suspended for a while has several attempts at a lease at once.
+        # A process that was suspended may run several attempts at a lease at once.
         held = await self._openings.join(ref, lambda: self._find_or_open(ref))
         return LeaseGrant(
             incarnation=ref.incarnation,
@@ -125,11 +124,11 @@ class TrainerActivities(TrainerContract, HolderContract):
             while lease.ended is None:
                 await self._probe(lease)
                 if not await self._is_wanted(ref):
-                    # A terminated run can't give its session back.
+                    # A terminated run can't release its lease.
                     await lease.release()
                 await lease.wait_ended(PROBE_INTERVAL)
         except asyncio.CancelledError:
-            # This process was suspended for too long, and was given up.
+            # The heartbeat timed out: this process was suspended for too long.
             await lease.end(
                 TrainerStateLostError(f"lease {ref.lease_key.text} was given up by its run")
             )
@@ -137,7 +136,7 @@ class TrainerActivities(TrainerContract, HolderContract):
         finally:
             self._retire(ref)
         if lease.closed is not None:
-            # The run may hear of it here before it does from the operation.
+            # This may reach the run before the operation's own failure.
             raise lease.closed
         if not lease.released:
             raise lease.ended
@@ -150,7 +149,7 @@ class TrainerActivities(TrainerContract, HolderContract):
             self._retire(ref)
 
     async def close(self) -> None:
-        """End all leases: the process goes down, and its sessions with it."""
+        """End all leases and their sessions: the process is shutting down."""
         await self._openings.cancel()
         await asyncio.gather(*(self._end(ref) for ref in list(self.held)))
         for loop in self._batch_loops.values():
@@ -165,8 +164,8 @@ class TrainerActivities(TrainerContract, HolderContract):
             await held.stopping
 
     async def _find_or_open(self, ref: LeaseRef) -> HeldLease:
-        """The lease that this process holds, or takes now. Never twice at once: two sessions would
-        be opened, and the later would replace the one that is granted."""
+        """Find the lease in this process, or open it. Must not run concurrently for one lease: the
+        second session would replace the granted one."""
         held = self.held.get(ref)
         if held is not None:
             return held
@@ -177,7 +176,7 @@ class TrainerActivities(TrainerContract, HolderContract):
         await self._end_superseded(ref)
         config = await asyncio.to_thread(stored_config, ref.run)
         for entrypoint in config.trainer_entrypoints:
-            # They run here, where other modules may be available than on a rollout worker.
+            # Trainer and rollout workers may have different modules installed.
             await asyncio.to_thread(resolve, entrypoint)
         lease = Lease(ref.lease_key, await wait_for_session(self._open_trainer(ref, config)))
         held = self.held[ref] = self._serve(ref, lease)
@@ -200,11 +199,11 @@ class TrainerActivities(TrainerContract, HolderContract):
             held for held in self.held if held.run == ref.run and held.lease_key < ref.lease_key
         ]:
             await self.held[old].lease.end(superseded)
-            # Its session is closed meanwhile: a service that is gone would hold up the new one.
+            # Not awaited: closing the old session may hang, and would delay the new one.
             self._retire(old)
 
     async def _expire_unclaimed(self, ref: LeaseRef) -> None:
-        """End a lease whose grant nobody received: the activity had been given up meanwhile."""
+        """Release a lease whose grant never reached the run: the activity had timed out."""
         await asyncio.sleep(CLAIM_TIMEOUT)
         held = self.held.get(ref)
         if held is not None and not held.claimed:
@@ -228,10 +227,10 @@ class TrainerActivities(TrainerContract, HolderContract):
         return HeldLease(lease, operations, worker, asyncio.create_task(worker.run()))
 
     def _retire(self, ref: LeaseRef) -> None:
-        """The lease has ended: stop serving its queue, once what is served now has reported."""
+        """Stop serving an ended lease's queue, once its running activities have reported."""
         held = self.held.get(ref)
         if held is not None and held.stopping is None:
-            # Not awaited: activities of the very worker that is stopped end with this.
+            # Not awaited: the callers are activities of the worker that is being stopped.
             held.stopping = asyncio.create_task(self._stop_serving(ref))
 
     async def _stop_serving(self, ref: LeaseRef) -> None:
@@ -247,7 +246,7 @@ class TrainerActivities(TrainerContract, HolderContract):
             )
         finally:
             if not held.lease.released:
-                # Lost to the run, the session may live on, and cost.
+                # The run gave the lease up, but its session may still be open and billed.
                 await held.lease.trainer.close()
             del self.held[ref]
 
@@ -256,13 +255,13 @@ class TrainerActivities(TrainerContract, HolderContract):
         return await self._liveness.seems_alive(ref.run, ref.incarnation)
 
     async def _probe(self, lease: Lease) -> None:
-        """End the lease where its session is found to be of no use any more."""
+        """End the lease if its session no longer works."""
         try:
             await asyncio.wait_for(lease.trainer.probe(), PROBE_TIMEOUT)
         except TrainerClosedError as error:
             await lease.close_for(error)
         except TrainerError as error:
-            # Also a failed answer: it says nothing about the operations in flight.
+            # Even a TrainerFailedError only means a lost session: no operation has failed.
             await lease.end(TrainerStateLostError(str(error)))
         except TimeoutError:
             await lease.end(
@@ -271,6 +270,6 @@ class TrainerActivities(TrainerContract, HolderContract):
 
 
 def lease_queue(ref: LeaseRef) -> str:
-    """A new task queue, on which only the holder of a lease listens: another process that has
-    opened a session under the same lease, and was given up over it, must get none of its work."""
+    """A unique task queue per session: another process that opened a session under the same lease,
+    and whose attempt timed out, must get none of its tasks."""
     return f"everburn-trainer-{ref.run.id}-{ref.lease_key.text}-{uuid.uuid4().hex[:8]}"

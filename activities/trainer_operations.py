@@ -1,8 +1,8 @@
-"""The operations of a lease, each in one place: its name, its key, what it does.
+"""The operations of a lease, each with its name, its key and its effect.
 
-A method decorated with `operation` is an activity of LeaseContract that happens once per key.
-Doesn't own single flight and order (everburn/trainers/lease.py) or who holds a lease (trainer.py).
-Reads and writes of the run's folder may be repeated: a store that fails for a while ends no lease.
+A method decorated with `operation` is an activity of LeaseContract that is executed once per key.
+Reads and writes of the run's folder are retried: a store outage ends no lease. Doesn't own single
+flight and order (everburn/trainers/lease.py) or the holding of leases (trainer.py).
 """
 
 import asyncio
@@ -63,9 +63,9 @@ _Activity = Callable[["LeaseOperations", O], Coroutine[Any, Any, R]]
 def operation(
     key: Callable[[Any], tuple[int, int | str]],
 ) -> Callable[[_Activity[O, R]], _Activity[O, R]]:
-    """Make a method an activity that happens once per lease and key, however often it is asked for.
+    """Make a method an activity that is executed once per lease and key.
 
-    key: the step that an order belongs to, and which of several of that step it is.
+    key: the step of an order, and its identity within the step.
     """
 
     def decorated(method: _Activity[O, R]) -> _Activity[O, R]:
@@ -85,7 +85,7 @@ def operation(
 
 
 class LeaseOperations(LeaseContract):
-    """batch_loop: the loop on which a run's `prepare_batch` runs."""
+    """batch_loop: returns the loop on which the run's `prepare_batch` runs."""
 
     def __init__(self, lease: Lease, run: RunRef, batch_loop: Callable[[], LimitedLoop]) -> None:
         self.lease = lease
@@ -104,7 +104,7 @@ class LeaseOperations(LeaseContract):
             return require_finite_logprobs("forward", logprobs)
 
         async def score(sequences: list[list[int]]) -> list[list[float]]:
-            # User code runs on a loop of its own.
+            # Called on the user code's loop; the trainer belongs to this one.
             asked = asyncio.run_coroutine_threadsafe(forward(sequences), loop)
             return await asyncio.wrap_future(asked)
 
@@ -153,7 +153,7 @@ class LeaseOperations(LeaseContract):
         started = time.monotonic()
         config, lease, trainer = await self._config(), self.lease.key, self.lease.trainer
         if not order.current and config.dedicated:
-            # A deployment serves one version: older ones continue at the current one.
+            # A deployment serves one version: rollouts of older versions continue on it.
             return Published(snapshot="", seconds=0.0)
         recorded = asyncio.create_task(
             through_outages(recorded_completion, self._store, order.version, lease)
@@ -217,7 +217,7 @@ class LeaseOperations(LeaseContract):
         return await through_outages(stored_config, self._run)
 
     async def _datums(self, order: SubmitGroups) -> list[Datum]:
-        """Record what the request consists of, and build it."""
+        """Record the submission's manifest, and build its datums."""
         return await through_outages(
             prepare_submission,
             self._store,

@@ -1,6 +1,6 @@
-"""Benchmarks: programs to be started from the root of the repository, `python -m benchmarks.NAME`.
+"""Benchmarks: run them from the root of the repository, `python -m benchmarks.NAME`.
 
-Their machinery (real processes, audits, a tiny task) is that of the tests, in tests/system/.
+They share real processes, audits and a tiny task with the tests (tests/system/).
 """
 
 import sys

@@ -1,19 +1,20 @@
-"""What is left of a run's speed when its processes are killed at random.
+"""Goodput: the speed of a run whose processes are killed at random.
 
     python -m benchmarks.goodput [--steps 40] [--seed N]
 
 The trace of the scheduling benchmark with 3 s of training and 0.5 s of publication per step and
-a checkpoint every third step. Once undisturbed, then with kill -9 at random moments, on average
-one per ten steps, equally of rollout worker, orchestrator, trainer worker and emulator, each
-started again after a second. Prints one JSON line: `goodput`, committed steps per second divided by
-those of the undisturbed run; `recovery_s`, by process kind; how many kills were planned, how many
-found their process up, and what each cost. The disturbed run is verified against its ledger.
+a checkpoint every third step. One undisturbed run, then one with kill -9 at random moments: on
+average one kill per ten steps, equally of rollout worker, orchestrator, trainer worker and
+emulator, each restarted after a second. Prints one JSON line: `goodput`, committed steps per second
+divided by those of the undisturbed run; `recovery_s`, by process kind; the number of planned kills,
+the number that found their process up, and each one's cost. The disturbed run is verified against
+its ledger.
 
-Everything is real, the training service too: a session that dies takes its gradients and its
-snapshots along, and a replay computes what was computed. Only time is simulated: rollouts and
-trainer work on the emulator's tiny model, and wait for as long as the trace says.
+Everything is real, including the training service: gradients and snapshots end with their session,
+and replays recompute them. Only time is simulated: rollouts and trainer work on the emulator's tiny
+model, and wait as the trace requires.
 
-    python -m benchmarks.goodput trainer ADDRESS    serves sessions that take their time
+    python -m benchmarks.goodput trainer ADDRESS    serves delayed sessions
 """
 
 import argparse
@@ -55,7 +56,7 @@ PATIENCE = 3600.0
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    """A rollout as long as the trace says, which samples somewhere in its middle."""
+    """A rollout with the trace's duration, which samples at a random moment of it."""
 
     async def rollout_fn(
         sample_prompt: dict[str, Any], cursor_index: int, rollout_idx: int
@@ -75,7 +76,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 class UnhurriedTrainer(ServerlessTrainer):
-    """A session on the tiny model that takes as long as the trace says, one request at a time."""
+    """A session on the tiny model with the trace's durations, one request at a time."""
 
     _busy: asyncio.Lock
 
@@ -118,7 +119,7 @@ class Kill:
 
 
 def planned_kills(steps: int, seconds: float, seed: int) -> list[Kill]:
-    """One per ten steps at moments drawn from a run of `seconds`, each kind as often as another."""
+    """One kill per ten steps, at random moments within `seconds`, equally often of each kind."""
     draw = random.Random(seed)
     count = round(steps / STEPS_PER_KILL)
     kinds = [kind for _ in range(math.ceil(count / len(KINDS))) for kind in _shuffled(draw)]
@@ -132,8 +133,8 @@ def _shuffled(draw: random.Random) -> list[str]:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went. began: when admission opened, in seconds since 1970. seconds: from the
-    first publication to the last. killed: the kills that were made."""
+    """Measurements of a run. began: when admission opened, in seconds since 1970. seconds: from the
+    first publication to the last. killed: the executed kills."""
 
     began: float
     seconds: float
@@ -143,7 +144,7 @@ class Course:
 
 
 async def course(steps: int, kills: list[Kill]) -> Course:
-    """Take a run to its end, killing on the way."""
+    """Execute a run with these kills."""
     with tempfile.TemporaryDirectory(prefix="everburn-goodput-") as name:
         folder = Path(name)
         executions = folder / "executions"
@@ -189,7 +190,7 @@ async def _start(opened: Stack, folder: Path, steps: int, executions: Path) -> R
 
 
 async def _kill(opened: Stack, began: float, kills: list[Kill]) -> list[Kill]:
-    """Those that were made: what is down at the moment isn't killed."""
+    """Execute the kills; returns those whose process was up."""
     made = []
     for kill in kills:
         await asyncio.sleep(max(0.0, began + kill.at - time.time()))
@@ -200,7 +201,7 @@ async def _kill(opened: Stack, began: float, kills: list[Kill]) -> list[Kill]:
 
 
 def _command(*arguments: str) -> list[str]:
-    """As `everburn`, but for the trainer worker."""
+    """The `everburn` command line, except for the trainer worker."""
     match arguments:
         case ["worker", "trainer", "--address", address]:
             return [sys.executable, "-m", "benchmarks.goodput", "trainer", address]
@@ -208,7 +209,7 @@ def _command(*arguments: str) -> list[str]:
 
 
 async def serve_trainer(address: str) -> None:
-    """A trainer worker whose sessions take their time."""
+    """Run a trainer worker with delayed sessions."""
     from activities.trainer import TrainerActivities
     from everburn.trainers import sdk
     from workers.connection import connect

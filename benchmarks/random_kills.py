@@ -2,11 +2,11 @@
 
     python -m benchmarks.random_kills [--runs 50] [--seed 0] [--backend serverless|dedicated]
 
-One stack, one run after the other. In each, kill -9 hits processes of every kind, the Temporal
-server too, at moments and in an order that the run's seed decides; sometimes two at once. What is
-killed starts again after a second. Runs have the default configuration, and nobody helps them: one
-that fails or holds has failed. Afterwards each run is audited (tests/system/audit.py). Says how
-each run went, prints a summary as one JSON line, and exits with 1 unless all have passed.
+One stack, one run after the other. In each, kill -9 hits processes of every kind, including the
+Temporal server, at moments and in an order that the run's seed determines; sometimes two at once. A
+killed process restarts after a second. Runs have the default configuration, and get no commands: a
+run that fails or holds counts as failed. Each run is then audited (tests/system/audit.py). Prints a
+line per run and a summary as one JSON line, and exits with 1 unless all runs passed.
 """
 
 import argparse
@@ -36,22 +36,22 @@ from workflows.run.train_run import TrainRun
 KINDS = (*ROLES, "emulator", "temporal")
 ROWS = 24
 KILLS = 4
-"""Moments at which something dies, per run, as long as it lasts."""
+"""Moments with a kill per run, unless it ends before."""
 FIRST = 6.0
-"""Seconds within which the first comes: less than an undisturbed run takes."""
+"""Maximum seconds before the first kill: less than an undisturbed run takes."""
 MEAN_GAP = 4.0
-"""Seconds between those moments."""
+"""Mean seconds between kills."""
 TWO_AT_ONCE = 0.25
-"""How often two die together."""
+"""Probability of killing two processes together."""
 PATIENCE = 300.0
-"""Seconds after which a run is given up: many times what it needs."""
+"""Maximum seconds of a run: many times what it needs."""
 OFTEN = "limit.historyCount.suggestContinueAsNew=300"
-"""Runs continue as new every few steps, so that kills meet that too."""
+"""Runs continue as new every few steps, so that kills hit that too."""
 
 
 @dataclass
 class Outcome:
-    """How a run went. problem: what is wrong with it, if anything."""
+    """The outcome of a run. problem: why it failed, if it did."""
 
     seed: int
     kills: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Outcome:
 
 
 async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) -> Outcome:
-    """One run, and what its seed says happens to it."""
+    """Execute one run with the kills of its seed."""
     started = time.monotonic()
     outcome = Outcome(seed)
     try:
@@ -81,11 +81,11 @@ async def disturbed_run(opened: Stack, folder: Path, seed: int, backend: str) ->
 
 
 async def _survive(opened: Stack, folder: Path, backend: str, outcome: Outcome) -> None:
-    """Run, be killed, and be what a run should be. outcome: is told what happens.
+    """Execute a run with kills, and audit it. outcome: records the kills.
 
     Raises:
-        AuditError, VerificationError, WorkflowFailureError: it isn't.
-        RPCError, HTTPError: a server can't be asked.
+        AuditError, VerificationError, WorkflowFailureError: the run failed or isn't correct.
+        RPCError, HTTPError: a server doesn't answer.
     """
     await opened.answers()
     known = await live_sessions(opened)
@@ -126,7 +126,7 @@ async def _kill(opened: Stack, outcome: Outcome) -> None:
 
 
 async def measure(runs: int, seed: int, backend: str) -> tuple[dict[str, object], bool]:
-    """All runs; the summary, and whether all have passed."""
+    """Execute all runs; returns the summary, and whether all passed."""
     started = time.monotonic()
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="everburn-random-kills-") as name:
@@ -151,7 +151,9 @@ async def measure(runs: int, seed: int, backend: str) -> tuple[dict[str, object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0, help="of the first run; the next has +1")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the first run; each next run adds 1"
+    )
     parser.add_argument("--backend", choices=tiny_task.BACKENDS, default="serverless")
     arguments = parser.parse_args()
     summary, passed = asyncio.run(measure(arguments.runs, arguments.seed, arguments.backend))

@@ -1,6 +1,7 @@
-"""How long a run took to come back from each death, read from its histories and its executions.
+"""Recovery time of a run after each process death, from its histories and its executions.
 
-Owns what "back" means for each kind of process. Doesn't own killing (tests/system/processes.py).
+Owns the definition of recovery for each kind of process. Doesn't own the kills
+(tests/system/processes.py).
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -17,12 +18,12 @@ from system.tiny_task import Execution, read_executions
 
 @dataclass(frozen=True)
 class Recovery:
-    """One death. seconds: until the work that it interrupted went on, without `redone_s`, which is
-    the time that replayed steps took.
+    """The recovery from one death. seconds: until the interrupted work continued, without
+    `redone_s`, the time of replayed steps.
 
-    Of a rollout worker: until the last completion that it was executing is executed again. Of an
-    orchestrator: until the run's next workflow task is done. Of a trainer worker and of the
-    training service: until the run's policy is published again; null where no lease was lost.
+    For a rollout worker: until all completions that it was executing are executed again. For an
+    orchestrator: until the run's next workflow task completes. For a trainer worker and the
+    training service: until the run's policy is published again; null if no lease failed.
     """
 
     kind: str
@@ -34,7 +35,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Event:
-    """at: seconds since 1970. name: the event's kind, of an activity with its type."""
+    """at: seconds since 1970. name: the event's kind, with an activity's type."""
 
     at: float
     name: str
@@ -44,7 +45,7 @@ class Event:
 async def recoveries(
     client: Client, run_id: str, deaths: Sequence[Death], executions: Path
 ) -> list[Recovery]:
-    """Of each death, in order."""
+    """The recovery from each death, in order."""
     events = [event async for event in _events(client, run_id)]
     found = []
     for death in deaths:
@@ -59,7 +60,7 @@ async def recoveries(
 
 
 def of_rollout_worker(death: Death, calls: list[Execution]) -> Recovery:
-    """Until all that it was executing and that isn't dropped is executed again."""
+    """Until all completions that it was executing, except dropped ones, are executed again."""
     before = [call for call in calls if call.at <= death.at]
     returned = {call.place for call in before if call.event == "returned"}
     interrupted = {call.place for call in before if call.event == "begun"} - returned
@@ -77,8 +78,8 @@ def _of_orchestrator(death: Death, events: list[Event]) -> Recovery:
 
 
 def of_trainer(death: Death, events: list[Event]) -> Recovery:
-    """Until the run's policy is published again; older versions that rollouts use come before it,
-    and their summaries say so (workflows/run/recovery.py)."""
+    """Until the run's policy is published again. Older versions that rollouts use are published
+    before it; their summaries identify them (workflows/run/recovery.py)."""
     lost = _first(events, death.at, "scheduled load_checkpoint")
     again = [
         event.at
@@ -103,7 +104,7 @@ def _first(events: list[Event], after: float, name: str) -> float | None:
 
 
 async def _events(client: Client, run_id: str) -> AsyncIterator[Event]:
-    """Of all executions of the run, in order."""
+    """The events of all executions of the run, in order."""
     execution: str | None = await first_execution(client, run_id)
     while execution is not None:
         history = await client.get_workflow_handle(run_id, run_id=execution).fetch_history()

@@ -1,10 +1,10 @@
-"""How close the real workflows on a real server come to the ideal schedule.
+"""Scheduling efficiency: the real workflows on a real server, compared with the ideal schedule.
 
     python -m benchmarks.scheduling_efficiency [--rows 96]
 
 96 rows of 8 completions, 8 rows per step, O=1; rollouts and trainer wait instead of computing
 (benchmarks/simulation.py). Prints one JSON line without C and one with C=64: `wall_s`, from the
-opening of admission to the last commit; `ideal_s`, of an event simulation of the same schedule
+opening of admission to the last commit; `ideal_s`, from an event simulation of the same schedule
 without overhead; `ratio` = ideal_s / wall_s; `cpu_ms_per_rollout` by process.
 """
 
@@ -78,7 +78,7 @@ async def start(
 
 
 async def admission_opens(run: WorkflowHandle[TrainRun, RunResult]) -> None:
-    """Raises WorkflowFailureError: the run failed before."""
+    """Wait until admission opens. Raises WorkflowFailureError if the run fails before."""
 
     async def opened() -> bool:
         return (await run.query(TrainRun.status)).samples_in_flight > 0

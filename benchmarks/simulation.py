@@ -1,7 +1,7 @@
 """A simulated task and trainer with the delays of the scheduling benchmark, and its ideal schedule.
 
-The workflows, the server and the workers are the real ones; only the user's rollout function and
-the trainer session are stand-ins that wait instead of computing, so that what remains is overhead.
+Workflows, server and workers are real. Only the rollout function and the trainer session are
+simulated: they wait instead of computing, so that the rest is overhead.
 
     python -m benchmarks.simulation trainer ADDRESS    serves simulated trainer sessions
 """
@@ -33,13 +33,13 @@ class Trace:
     per_step: int = 8
     ahead: int = 1
     backward: float = 0.8
-    """Per full batch, prorated by groups."""
+    """Per full batch; a submission takes its share by groups."""
     optimizer: float = 0.2
     publication: float = 0.3
 
 
 def rollout_seconds(row: int, completion: int) -> float:
-    """How long completion `completion` of row `row` takes: one second and a heavy tail."""
+    """Duration of a completion: one second and a heavy tail."""
     return 1 + min(6.0, random.Random(row * 1000 + completion).expovariate(1 / 1.5))
 
 
@@ -123,7 +123,7 @@ class SimulatedTrainer:
 
 
 def ideal_seconds(trace: Trace, concurrency: int | None) -> float:
-    """The wall time of the same schedule without any overhead, by event simulation."""
+    """The wall time of the same schedule without overhead, by event simulation."""
     admission = Admission(
         group=trace.group,
         batch=trace.group * trace.per_step,
@@ -184,7 +184,7 @@ def ideal_seconds(trace: Trace, concurrency: int | None) -> float:
 
 
 async def serve_trainer(address: str, trace: Trace) -> None:
-    """A trainer worker whose sessions are simulated."""
+    """Run a trainer worker with simulated sessions."""
     from activities.messages import LeaseRef
     from activities.trainer import TrainerActivities
     from workers.connection import connect

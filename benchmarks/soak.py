@@ -1,15 +1,15 @@
-"""A long run: whether memory and history stay flat.
+"""Soak test: memory and history must stay flat over a long run.
 
     python -m benchmarks.soak [--steps 1000]
 
-Trains small steps of the tiny task with everything real, and looks at every process' memory
-(resident set, MiB) as steps are committed. Prints a table as it goes and one JSON line at the end:
-per process the mean of the run's second and of its last quarter and their ratio `growth`; the
-events and bytes of each execution in the run's chain (most, and how many executions); the size of
-the run's folder per step. Exits with 1 where a process of Everburn's has grown by more than a
-fifth, or where an execution's history is longer than continue-as-new allows.
+Trains small steps of the tiny task with everything real, and measures every process's memory
+(resident set, MiB) as steps are committed. Prints a table as it runs and one JSON line at the end:
+per process the mean memory in the run's second and last quarter and their ratio `growth`; the
+number of executions in the run's chain, and the most events and bytes of one; the size of the run's
+folder per step. Exits with 1 if a process of Everburn has grown by more than a fifth, or if an
+execution's history is longer than continue-as-new allows.
 
-The Temporal server's own memory is shown and not judged: its caches fill to their limits.
+The Temporal server's own memory is shown without a limit: its caches fill to their limits.
 """
 
 import argparse
@@ -30,15 +30,15 @@ from workflows.queues import ORCHESTRATOR_QUEUE
 from workflows.run.train_run import TrainRun
 
 SAMPLES = 40
-"""Looks at the processes over a run."""
+"""Memory samples over a run."""
 MOST_GROWTH = 1.2
 MOST_EVENTS = 5000
-"""Of one execution: beyond, replay takes seconds (docs/ARCHITECTURE.md)."""
+"""Maximum events of one execution: beyond it, replay takes seconds (docs/ARCHITECTURE.md)."""
 JUDGED = (*ROLES, "emulator")
 
 
 @dataclass(frozen=True)
-class Look:
+class Sample:
     """MiB by process, once `step` was committed."""
 
     step: int
@@ -61,47 +61,47 @@ async def soak(steps: int) -> dict[str, Any]:
             handle = await opened.client.start_workflow(
                 TrainRun.run, args=[config], id="soak", task_queue=ORCHESTRATOR_QUEUE
             )
-            looks = await _watched(opened, handle, steps)
+            samples = await _watched(opened, handle, steps)
             await handle.result()
             histories = await _histories(opened.client, handle.id)
             kept = sum(f.stat().st_size for f in (folder / "runs").rglob("*") if f.is_file())
         return {
-            "steps": looks[-1].step,
-            "memory_mib": {kind: _growth(looks, kind) for kind in looks[-1].memory},
+            "steps": samples[-1].step,
+            "memory_mib": {kind: _growth(samples, kind) for kind in samples[-1].memory},
             "executions": len(histories),
             "most_events": max(events for events, _ in histories),
             "most_history_bytes": max(size for _, size in histories),
-            "store_kib_per_step": round(kept / 1024 / looks[-1].step, 1),
+            "store_kib_per_step": round(kept / 1024 / samples[-1].step, 1),
         }
 
 
-async def _watched(opened: Stack, handle: "WorkflowHandle[Any, Any]", steps: int) -> list[Look]:
-    """A look at the processes whenever another part of the steps is committed.
+async def _watched(opened: Stack, handle: "WorkflowHandle[Any, Any]", steps: int) -> list[Sample]:
+    """Sample the processes' memory at even intervals of committed steps.
 
     Raises:
         WorkflowFailureError: the run failed.
-        RuntimeError: it ended earlier than it should.
+        RuntimeError: the run ended too early.
     """
-    looks: list[Look] = []
+    samples: list[Sample] = []
     print("  step  " + "".join(f"{kind:>14}" for kind in ("temporal", *JUDGED)), file=sys.stderr)
 
-    async def all_looked_at() -> bool:
+    async def all_sampled() -> bool:
         status = await handle.query(TrainRun.status)
-        if status.step >= (len(looks) + 1) * steps / SAMPLES or status.step == steps:
-            look = Look(status.step, opened.processes.memory_mib())
-            looks.append(look)
-            row = "".join(f"{look.memory[kind]:14.1f}" for kind in ("temporal", *JUDGED))
-            print(f"{look.step:6}  {row}", file=sys.stderr, flush=True)
-        return bool(looks) and looks[-1].step >= steps
+        if status.step >= (len(samples) + 1) * steps / SAMPLES or status.step == steps:
+            sample = Sample(status.step, opened.processes.memory_mib())
+            samples.append(sample)
+            row = "".join(f"{sample.memory[kind]:14.1f}" for kind in ("temporal", *JUDGED))
+            print(f"{sample.step:6}  {row}", file=sys.stderr, flush=True)
+        return bool(samples) and samples[-1].step >= steps
 
-    await until_of(handle, all_looked_at, 0.5)
-    return looks
+    await until_of(handle, all_sampled, 0.5)
+    return samples
 
 
-def _growth(looks: list[Look], kind: str) -> dict[str, float]:
-    last = looks[-1].step
-    second = [look.memory[kind] for look in looks if last / 4 < look.step <= last / 2]
-    fourth = [look.memory[kind] for look in looks if look.step > last * 3 / 4]
+def _growth(samples: list[Sample], kind: str) -> dict[str, float]:
+    last = samples[-1].step
+    second = [sample.memory[kind] for sample in samples if last / 4 < sample.step <= last / 2]
+    fourth = [sample.memory[kind] for sample in samples if sample.step > last * 3 / 4]
     before, after = statistics.mean(second), statistics.mean(fourth)
     return {
         "second_quarter": round(before, 1),
@@ -121,7 +121,7 @@ async def _histories(client: Client, workflow_id: str) -> list[tuple[int, int]]:
 
 
 def problems(result: dict[str, Any]) -> list[str]:
-    """What isn't flat."""
+    """Describe everything that isn't flat."""
     grown = [
         f"{kind} grew by a factor of {result['memory_mib'][kind]['growth']}"
         for kind in JUDGED

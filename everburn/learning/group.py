@@ -1,7 +1,7 @@
-"""Group completion: what becomes of a prompt group once all its completions have ended.
+"""Group completion: the outcome of a prompt group once all its completions have ended.
 
-Owns survival, advantages, the dynamic filter and the group's manifest in the store. Doesn't own
-retries (the workflow's) or datums (datums.py).
+Owns survival, advantages, the dynamic filter and the group's manifest. Doesn't own retries
+(workflows) or datums (datums.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -36,10 +36,10 @@ class Member(BaseModel):
 
 
 class GroupManifest(BaseModel):
-    """The group as its store keeps it: what survived, with which advantage, and its outcome.
+    """A completed group: its survivors with their advantages, and its outcome.
 
-    rejected: whether the outcome is the row's, too; an accepted group's isn't yet, and a row whose
-        group was incomplete may be begun again.
+    rejected: the row is rejected too. False for an accepted group, and for an incomplete one whose
+        row may be retried.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -55,7 +55,7 @@ class GroupManifest(BaseModel):
 
     @property
     def datums(self) -> int:
-        """Segments with a nonzero advantage: what a trainer is sent."""
+        """Segments with a nonzero advantage, which are sent to the trainer."""
         return sum(member.segments for member in self.members if member.advantage)
 
     @property
@@ -79,7 +79,7 @@ class GroupManifest(BaseModel):
 
 
 class Group(BaseModel):
-    """What a dynamic filter judges."""
+    """The argument of a dynamic filter."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -100,11 +100,11 @@ def judge_group(
     dynamic_filter: Callable[[Group], bool] | None,
     advantages_of: AdvantageFunction = group_zscore,
 ) -> GroupManifest:
-    """Decide a group's outcome, or find the manifest that an earlier attempt has written. Runs in a
-    thread: `dynamic_filter` and `advantages_of` may be the user's, and take any time.
+    """Decide a group's outcome, or find the manifest of an earlier attempt. Runs in a thread:
+    `dynamic_filter` and `advantages_of` may be user code of any duration.
 
     outcomes: one per completion, in any order. min_group_size counts surviving completions. last:
-        whether no attempt follows if they are too few.
+        no retry follows if there are too few.
     """
     found = find_group(store, key)
     if found is not None:
@@ -151,7 +151,7 @@ def judge_group(
 def keep_group(
     store: ArtifactStore, manifest: GroupManifest, last_check: Callable[[], None] = lambda: None
 ) -> GroupManifest:
-    """Write a group's manifest, once; returns the one that is kept, whoever wrote it.
+    """Write a group's manifest unless it exists; returns the stored one.
 
     last_check: called before the manifest is written; raises if the run no longer waits for it.
     """
@@ -161,7 +161,7 @@ def keep_group(
 
 
 def skip_group(store: ArtifactStore, key: GroupKey, version: int, completions: int) -> None:
-    """Write down that a group which failed isn't begun again."""
+    """Record that a failed group isn't retried."""
     skipped = GroupManifest(
         key=key,
         version=version,
@@ -186,11 +186,11 @@ def load_group(store: ArtifactStore, key: GroupKey) -> GroupManifest:
 
 
 def completed_groups(store: ArtifactStore) -> list[GroupKey]:
-    """All groups that have been completed, by row and from the oldest to the newest."""
+    """All completed groups, sorted by row, then oldest first."""
     groups = (GroupKey.named(PurePosixPath(key).stem) for key in store.keys(GROUPS))
     return sorted(groups, key=lambda group: group.sort_key)
 
 
 def all_groups(store: ArtifactStore) -> Iterator[GroupManifest]:
-    """Their manifests."""
+    """The manifests of all completed groups."""
     return (load_group(store, key) for key in completed_groups(store))

@@ -1,7 +1,7 @@
-"""Submissions: what one `forward_backward` request is made of.
+"""Submissions: the content of one `forward_backward` request.
 
-Owns the manifest and the datums of a request. Doesn't own which groups are submitted together (the
-workflow), the trainer session (trainers/) or what its answer tells (diagnostics.py).
+Owns its manifest and its datums. Doesn't own the choice of its groups (workflows), the trainer
+session (trainers/) or the interpretation of its result (diagnostics.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from everburn.records.store import ArtifactStore
 
 
 class SubmissionManifest(Leased):
-    """One `forward_backward` request: which groups, in which order, with their digests."""
+    """The groups of a submission in order, with their digests."""
 
     step: int
     submission: int
@@ -31,7 +31,7 @@ def prepare_submission(
     groups: Sequence[GroupKey],
     prepared: PreparedBatch | None = None,
 ) -> list[Datum]:
-    """Record what a request consists of, before it is sent, and build its datums."""
+    """Record a submission's manifest, before it is sent, and build its datums."""
     manifest = SubmissionManifest(
         incarnation=lease.incarnation,
         lease_epoch=lease.lease_epoch,
@@ -46,6 +46,6 @@ def prepare_submission(
 def recorded_datums(
     store: ArtifactStore, groups: Iterable[GroupManifest], prepared: PreparedBatch | None
 ) -> list[Datum]:
-    """The datums of groups, with the advantages that the step's record names."""
+    """The datums of groups, with the advantages of `prepared` if given."""
     own = None if prepared is None else segment_advantages(store, prepared.advantages)
     return group_datums(store, groups, own)

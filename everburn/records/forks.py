@@ -1,8 +1,8 @@
 """Forks: a run's past up to a step, copied into the folder of a new run.
 
-Owns what that past consists of. The new folder looks like that of a run which ended after the step,
-and its run continues like any resumed one (workers/cli/resume.py); the old folder and run aren't
-needed any more. Doesn't own the checkpoints' bytes: those stay at the training service.
+Owns the choice of copied files. The new folder is that of a run which ended after the step, and its
+run continues like a resumed one (workers/cli/resume.py), independently of the old folder and run.
+Doesn't own the checkpoints' bytes, which stay at the training service.
 """
 
 import json
@@ -30,11 +30,11 @@ from everburn.records.store import ArtifactStore
 
 
 class ForkError(ValueError):
-    """A run can't be forked at a step; says why."""
+    """A run can't be forked at a step, for the reason given."""
 
 
 def check_past(run: RunRef, step: int) -> None:
-    """Check that a run, which may be running, has a state after `step` to start from.
+    """Check that a run, possibly still running, can be forked after `step`.
 
     Raises:
         ForkError
@@ -55,10 +55,10 @@ def check_past(run: RunRef, step: int) -> None:
 def copy_past(origin: Origin, target: RunRef, config: RunConfig, at: float) -> None:
     """Copy the past of the run at `origin` for a new run of `config`.
 
-    Trained groups, with all files that the ledger names by digest, and rejected groups are copied.
-    Untrained groups that were admitted under a version of that past are copied too, unless changed
-    fields could have affected them: then their rows are sampled again. config.json is written
-    last: a folder without it is no run.
+    Copies trained groups, with all files that the ledger names by digest, and rejected groups. Also
+    copies untrained groups admitted under a version of that past, unless changed fields could have
+    affected them: then their rows are sampled again. Writes config.json last: a folder without it
+    isn't a run.
 
     Raises:
         CorruptArtifactError: a file has changed since it was recorded.
@@ -97,7 +97,7 @@ def copy_past(origin: Origin, target: RunRef, config: RunConfig, at: float) -> N
 def _untrained_groups(
     store: ArtifactStore, ledger: list[LedgerEntry], origin: Origin
 ) -> Iterator[GroupManifest]:
-    """Groups of the past that no step has trained."""
+    """The untrained groups to copy."""
     trained = {group for entry in ledger for group in entry.groups}
     stay = origin.changes.keys() <= RECONFIGURABLE
     for group in all_groups(store):
@@ -113,7 +113,7 @@ def _named_by(entry: LedgerEntry) -> Iterator[StoredRef]:
 
 
 def _copy_all(source: ArtifactStore, copy: ArtifactStore, ref: StoredRef) -> None:
-    """Copy a file, after the files that it names by digest."""
+    """Copy the files that a file names by digest, then the file."""
     if copy.exists(ref.key):
         return
     data = source.get(ref)
@@ -136,7 +136,7 @@ def _refs(value: Any) -> Iterator[StoredRef]:
 
 
 def _copy_figures(source: ArtifactStore, copy: ArtifactStore, step: int) -> None:
-    """Metrics of the steps, and evaluations of the versions before the fork's first one."""
+    """Copy metrics of the steps, and evaluations of the versions before the fork's first one."""
     records = (r for r in metrics.read(source) if r.stream == metrics.STEP_STREAM)
     metrics.record(copy, [record for record in records if record.index <= step])
     for version in range(step):

@@ -1,8 +1,7 @@
 """The ledger: one record per committed optimizer step, append-only.
 
-Owns the record and its commit: atomic, idempotent, never changed afterwards. Doesn't own the
-metrics streams (metrics.py) or what the run was told (commands.py), although a record keeps those
-of its step.
+Owns the record and its commit: atomic, idempotent, immutable. Doesn't own the metrics streams
+(metrics.py) or the commands (commands.py), although a record repeats those of its step.
 """
 
 from typing import Any
@@ -26,11 +25,11 @@ from everburn.records.store import ArtifactStore
 
 
 class LedgerConflictError(RuntimeError):
-    """Two different records claim the same step: some writer was not fenced."""
+    """Two different records claim the same step: a writer was not fenced."""
 
 
 class AdamParams(BaseModel):
-    """Hyper-parameters of one optimizer step, as sent."""
+    """Hyperparameters of one optimizer step, as sent to the trainer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,8 +43,8 @@ class AdamParams(BaseModel):
 
 
 class PreparedBatch(Ref):
-    """What `prepare_batch` made of a step's batch: the file of its advantages, and which groups and
-    how many datums (segments) have one other than zero."""
+    """The result of `prepare_batch` for a step: the file of its advantages, and which groups and
+    how many datums (segments) have a nonzero one."""
 
     advantages: StoredRef
     groups: list[GroupKey]
@@ -53,12 +52,12 @@ class PreparedBatch(Ref):
 
 
 class StepRecord(Leased):
-    """What the run knows of a finished step, and the ledger keeps of it.
+    """The part of a finished step's ledger entry that the run knows.
 
-    version: published by this step. attempts: leases under which the step was begun. groups: the
-        batch. prepared: where advantages are `prepare_batch`'s and not those of the manifests.
-        snapshot: of the version; the previous one's when `updated` is false. seconds: since the
-        previous publication. metrics: timings, and what trainer and scheduler reported.
+    version: published by this step. attempts: leases under which the step was started. groups: the
+        batch. prepared: advantages of `prepare_batch`, which replace those of the manifests.
+        snapshot: the version's, or the previous one's if `updated` is false. seconds: since the
+        previous publication. metrics: timings, and reports of trainer and scheduler.
     """
 
     step: int
@@ -75,12 +74,12 @@ class StepRecord(Leased):
 
 
 class StepCommit(StepRecord):
-    """A finished step on its way into the ledger, with all that the store doesn't hold yet.
+    """A finished step to be committed, with everything that isn't in the store yet.
 
-    submission_count: of this step. command_range: the numbers, start and stop, of the commands
-        since the previous commit. rejected: completions of rows rejected since then, which count
-        in raw metrics. save_seconds: by step, of checkpoints of earlier steps that were saved since
-        then. producer: records of the producer stream.
+    submission_count: submissions of this step. command_range: start and stop number of the commands
+        since the previous commit. rejected: completions of rows rejected since then, which count in
+        raw metrics. save_seconds: save times, by step, of earlier checkpoints saved since then.
+        producer: records of the producer stream.
     """
 
     run: RunRef
@@ -92,11 +91,11 @@ class StepCommit(StepRecord):
 
 
 class LedgerEntry(StepRecord):
-    """Everything that optimizer step `step` was made of.
+    """All inputs of optimizer step `step`.
 
-    digests: of each group's manifest, which names its rollouts with theirs. submissions: manifests
-        in the order in which their gradients were added up. commands: since the previous step.
-        changes: what these changed of the configuration.
+    digests: one per group, of its manifest, which has those of its rollouts. submissions: manifests
+        in the order in which their gradients were accumulated. commands: since the previous step.
+        changes: configuration changes made by these commands.
     """
 
     digests: list[str]
@@ -111,14 +110,14 @@ MADE_OF = (
     *("version", "groups", "digests", "submissions", "prepared", "loss", "loss_config"),
     *("updated", "adam"),
 )
-"""What a step is, whoever commits it."""
+"""Fields that must be equal when a step is committed again."""
 
 
 def commit(store: ArtifactStore, entry: LedgerEntry) -> LedgerEntry:
     """Append a step. Committing the same step again returns what was committed first.
 
     Raises:
-        LedgerConflictError: the step was committed as something else, or its predecessor is
+        LedgerConflictError: the step was committed with other values, or its predecessor is
             missing.
     """
     if entry.step > 1 and not store.exists(ledger_key(entry.step - 1)):

@@ -1,11 +1,11 @@
 """Publication records: which sampler handle serves (run, version), and under which lease.
 
-Owns the records, each lease's apart from the others', the refusal of superseded leases, and the
-rule by which a version is served whose snapshot died with its session. Doesn't own snapshots
-themselves (trainers/) or sampling (rollouts/sampling.py).
+Owns the records (separate per lease), the refusal of superseded leases, and the rule for serving a
+version whose snapshot ended with its session. Doesn't own snapshots (trainers/) or sampling
+(rollouts/sampling.py).
 
-A writer that stood still may write late. The record of a version that is current is where those
-after it are looked for, and no more: a late write of it sets nothing back.
+A paused writer may write late. The record of the current version only says where to start looking
+for newer versions, so a late write is harmless.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class StaleLeaseError(RuntimeError):
 
 
 class Publication(Leased):
-    """`handle` carries no credentials; it may sample until the lease has ended. Where it is
-    `shared`, it is a deployment's, which serves whatever was published last."""
+    """handle: without credentials; usable for sampling until the lease ends. shared: the handle is
+    a deployment's, which serves the version published last."""
 
     version: int
     snapshot: str
@@ -30,8 +30,8 @@ class Publication(Leased):
 
 
 def publish(store: ArtifactStore, publication: Publication, *, current: bool = True) -> None:
-    """Record who serves a version from now on; `current` makes it the policy of the run, unless a
-    later version is.
+    """Record the sampler that serves a version. `current` makes the version the run's policy,
+    unless a later version already is.
 
     Raises:
         StaleLeaseError: a newer lease publishes.
@@ -44,18 +44,21 @@ def publish(store: ArtifactStore, publication: Publication, *, current: bool = T
 
 
 def find_publication(store: ArtifactStore, version: int) -> Publication | None:
-    """The newest record of a version, whether or not its session still lives."""
+    """The newest record of a version, even if its session has ended."""
     return _newest(store, lambda lease: _find(store, publication_key(version, lease)))
 
 
 def current_publication(store: ArtifactStore) -> Publication | None:
-    """The policy of the run: what was published last."""
+    """The run's current policy: the version published last."""
     return _newest(store, lambda lease: _current(store, lease))
 
 
 def serving(store: ArtifactStore, version: int) -> Publication | None:
-    """Who serves a version now: its own snapshot; or the current policy's, where the version's own
-    died with a superseded lease and nobody replayed it, and on a deployment that serves one."""
+    """The publication that serves a version now.
+
+    Its own snapshot; or the current policy's, if its own ended with a superseded lease and wasn't
+    replayed, or on a deployment, which serves one version.
+    """
 
     def own_or_current(lease: LeaseKey) -> Publication | None:
         own = _find(store, publication_key(version, lease))
@@ -64,13 +67,13 @@ def serving(store: ArtifactStore, version: int) -> Publication | None:
         return _current(store, lease) or own
 
     found = _newest(store, own_or_current)
-    # A version that is still to come isn't served by those before it.
+    # An earlier version doesn't serve an unpublished one.
     return found if found is not None and found.version >= version else None
 
 
 def carry_publication(store: ArtifactStore, version: int) -> Publication:
-    """Let the snapshot of version - 1 serve `version` too: its step changed nothing. Done once:
-    what serves the version already stays, whoever comes late.
+    """Serve `version`, whose step changed no weights, from the snapshot of version - 1. An existing
+    publication of the version stays.
 
     Raises:
         FileNotFoundError: version - 1 was never published.
@@ -101,19 +104,19 @@ def _check_lease(store: ArtifactStore, publication: Publication) -> None:
 
 
 def _make_current(store: ArtifactStore, publication: Publication) -> None:
-    """Unless a later version is."""
+    """Make the version current, unless a later one already is."""
     found = _current(store, publication.lease_key)
-    # The record of this very version is found already, where it follows the one before.
+    # `found` may be this version itself: its record was written before.
     if found is None or found.version <= publication.version:
         value = publication.model_dump(mode="json")
         store.put_json(current_publication_key(publication.lease_key), value)
 
 
 def _current(store: ArtifactStore, lease: LeaseKey) -> Publication | None:
-    """What was published last under a lease.
+    """The version published last under a lease.
 
-    Versions of a lease follow each other, and those that recovery serves again come before its
-    first current one: whatever is recorded after the current version is newer.
+    A lease publishes versions in ascending order, and recovery republishes older ones before the
+    lease's first current version: records with numbers after the current version are newer.
     """
     found = _find(store, current_publication_key(lease))
     while found is not None:

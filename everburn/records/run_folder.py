@@ -1,6 +1,6 @@
-"""A run's folder: its owner, its origin, its first and its current configuration.
+"""A run's folder: its owner, its server, its origin, its initial and current configuration.
 
-Doesn't own the other files (ledger, metrics, rollouts): each has its module.
+Doesn't own the other files (ledger, metrics, rollouts), which have their own modules.
 """
 
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -21,8 +21,8 @@ class RunFolderTakenError(ValueError):
 
 
 class Owner(BaseModel):
-    """The incarnation that writes to a folder: an execution chain of the run's workflow, which its
-    first execution identifies. incarnation: how often the run was resumed after its end."""
+    """The incarnation that writes to a folder: an execution chain of the run's workflow, identified
+    by its first execution. incarnation: how often the run was resumed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,7 +31,7 @@ class Owner(BaseModel):
 
 
 class ServerAddress(BaseModel):
-    """The Temporal server of the present incarnation, as its orchestrator worker reaches it."""
+    """The Temporal server of the current incarnation, as its orchestrator worker reaches it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,14 +55,13 @@ class Origin(BaseModel):
 def create_run_folder(
     run: RunRef, config: RunConfig, owner: Owner, at: float = 0.0, step: int = 0
 ) -> None:
-    """Make the folder, or take it over for a run's next incarnation; again for the same owner
-    changes nothing.
+    """Create the folder, or take it over for a run's next incarnation. Idempotent per owner.
 
-    The configuration of the first incarnation stays as it is. What the next one changes of it is
-    its first command. at, step: when the incarnation begins, and after which step.
+    The first incarnation's configuration stays; the changes of a later one are recorded as its
+    first command. at, step: when the incarnation starts, and after which step.
 
     Raises:
-        RunFolderTakenError: another execution made it.
+        RunFolderTakenError: the folder belongs to another execution.
     """
     store = ArtifactStore.of(run)
     found = find_owner(store)
@@ -75,7 +74,7 @@ def create_run_folder(
     if not owner.incarnation:
         store.put_json(CONFIG_KEY, config.model_dump(mode="json"))
         return
-    # The folder may have been moved since.
+    # The folder may have been moved: that is no change.
     changes = changed_fields(configured(run).model_copy(update={"store": config.store}), config)
     record_command(
         store,
@@ -98,7 +97,7 @@ def record_server(store: ArtifactStore, server: ServerAddress) -> None:
 
 
 def find_server(store: ArtifactStore) -> ServerAddress | None:
-    """The server that knows whether the run has ended; None if the folder has no record."""
+    """The server of the run's current incarnation; None if the folder has no record."""
     found = store.find_json(SERVER_KEY)
     return None if found is None else ServerAddress.model_validate(found)
 
@@ -112,20 +111,19 @@ def find_origin(store: ArtifactStore) -> Origin | None:
 def stored_config(run: RunRef) -> RunConfig:
     """The configuration that a run was started with.
 
-    Read from the store each time: a process outlives runs, and another run may be started under
-    the id of one whose folder was deleted.
+    Not cached: another run may start under the id of one whose folder was deleted.
     """
     return parse_config(ArtifactStore.of(run).get_json(CONFIG_KEY))
 
 
 def configured(run: RunRef, step: int | None = None) -> RunConfig:
-    """The configuration that a run has by now, or had when it committed `step`."""
+    """A run's current configuration, or the one that it had when it committed `step`."""
     changes = commanded_changes(run, step)
     config = stored_config(run)
     return parse_config(config.model_dump(mode="json") | changes) if changes else config
 
 
 def commanded_changes(run: RunRef, step: int | None = None) -> dict[str, JsonValue]:
-    """What the run was told to change of the configuration that it was started with."""
+    """The configuration changes that commands made since the run's start."""
     commands = read_commands(ArtifactStore.of(run))
     return changes_by(command for command in commands if step is None or command.step < step)

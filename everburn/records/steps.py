@@ -1,8 +1,8 @@
 """The record of an optimizer step: its ledger entry and its metrics.
 
-Owns what is computed from the store when a step is committed. Reads manifests only, so it is at
-home in the light orchestrator process. Doesn't own the ledger's rules (ledger.py), the metrics
-file (metrics.py) or the course of a step (workflows/run/step.py).
+Owns the values computed from the store when a step is committed. Reads only manifests, so that the
+orchestrator process stays light. Doesn't own the ledger's rules (ledger.py), the metrics file
+(metrics.py) or the execution of a step (workflows/run/step.py).
 """
 
 import math
@@ -19,7 +19,7 @@ from everburn.records.store import ArtifactStore
 
 
 def commit_step(step: StepCommit) -> LedgerEntry:
-    """Append the step to the ledger; again returns what was committed first.
+    """Append the step to the ledger; a repeated call returns the first entry.
 
     Raises:
         LedgerConflictError

@@ -1,9 +1,8 @@
-"""Verification: a run against its own ledger.
+"""Verification of a run against its own ledger.
 
-Re-executes every committed step on a fresh trainer and compares weights, and checks that each row
-has one outcome and each group of a batch was applied once. Finds what a fault could have done: a
-step applied twice or not at all, a row trained twice or skipped, a file changed. Doesn't own how a
-step is replayed (replay.py).
+Replays every committed step on a new trainer and compares weights, and checks that each row has one
+outcome and each group of a batch was applied once. Detects a step applied twice or not at all, a
+row trained twice or skipped, and a changed file. Doesn't own the replay of a step (replay.py).
 """
 
 from collections import Counter
@@ -28,16 +27,16 @@ from everburn.trainers.protocol import Trainer
 
 Model = TypeVar("Model", bound=BaseModel)
 NAMED = 5
-"""Rows that a message names; the others are counted."""
+"""Rows that a message lists; the others are counted."""
 
 
 class VerificationError(Exception):
-    """The first difference between a run and its ledger, or a file that can't be read."""
+    """The first difference between a run and its ledger, or an unreadable file."""
 
 
 @dataclass(frozen=True)
 class RowOutcomes:
-    """What became of the run's rows. ending: how the run ended, None where it didn't say."""
+    """Outcomes of the run's rows. ending: how the run ended; None if that isn't recorded."""
 
     trained: int
     rejected: int
@@ -51,8 +50,8 @@ class RowOutcomes:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result. steps: re-executed steps up to the last checkpoint (`weights`), whose weights are
-    equal. uncompared: re-executed steps after it, which have no checkpoint to compare with."""
+    """The result. steps: replayed steps up to the last checkpoint (`weights`), with equal weights.
+    uncompared: replayed steps after it, which have no checkpoint to compare with."""
 
     steps: int
     uncompared: int
@@ -69,8 +68,8 @@ class Verified:
 
 
 def check_records(run: RunRef) -> RowOutcomes:
-    """Check the ledger by itself: contiguous steps, one outcome per row, one submission per group,
-    files as recorded. Every row of a run that completed has an outcome.
+    """Check the ledger without a trainer: contiguous steps, at most one outcome per row (exactly
+    one if the run completed), one submission per group, files as recorded.
 
     Raises:
         VerificationError: naming the first difference.
@@ -97,10 +96,10 @@ async def verify(
     weights_digest: Callable[[str], str],
     name: str,
 ) -> Verified:
-    """Re-execute the run from state-0 to its last step, and compare weights at each checkpoint.
+    """Replay the run from state-0 to its last step, and compare weights at each checkpoint.
 
-    open_trainer: opens a session for the run's configuration. weights_digest: of a checkpoint, by
-    reference. name: for the checkpoints that this saves at the service.
+    open_trainer: opens a session for the run's configuration. weights_digest: the digest of a
+    checkpoint's weights. name: prefix of the checkpoints that this saves at the service.
 
     Raises:
         VerificationError: naming the first difference.
@@ -161,8 +160,8 @@ def _ledger(store: ArtifactStore) -> Iterator[LedgerEntry]:
 
 
 def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:
-    """Every file that the step was made of still has its digest, and each group of its batch that
-    has something to teach was submitted once."""
+    """Check the digests of all files of the step, and that each group of its batch with a training
+    signal was submitted once."""
     digests = dict(zip(entry.groups, entry.digests, strict=True))
     batch = {
         key: _read(store, StoredRef(key=group_key(key), sha256=digest), GroupManifest)
@@ -196,7 +195,8 @@ def _check_step(store: ArtifactStore, entry: LedgerEntry) -> None:
 
 
 def _rejected(store: ArtifactStore, trained: dict[int, int]) -> set[int]:
-    """The rejected rows: each once, and none of them trained. Checks the rollouts of all groups."""
+    """The rejected rows. Checks that each was rejected once and not trained, and the files of all
+    rollouts."""
     rejected: dict[int, str] = {}
     for key in store.keys(GROUPS):
         group = _read(store, key, GroupManifest)
@@ -249,7 +249,7 @@ def _rows(rows: list[int]) -> str:
 
 
 def _read(store: ArtifactStore, ref: str | StoredRef, model: type[Model]) -> Model:
-    """A file's value. Raises VerificationError if the file is invalid."""
+    """Read a file. Raises VerificationError if it is invalid."""
     try:
         return model.model_validate(store.get_json(ref))
     except ValidationError as error:
@@ -261,7 +261,7 @@ def _read(store: ArtifactStore, ref: str | StoredRef, model: type[Model]) -> Mod
 
 @contextmanager
 def _damage_named() -> Iterator[None]:
-    """Missing, changed and unreadable files are reported like other differences."""
+    """Report missing, changed and unreadable files as VerificationError."""
     try:
         yield
     except (StoreError, FileNotFoundError) as error:

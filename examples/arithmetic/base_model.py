@@ -1,8 +1,8 @@
 """The emulator's base model for this example: it can add, but often exceeds the token budget.
 
-A demonstration answers directly or, mostly for sums with a carry, works out the ones first: then
-ten tokens aren't enough. So the model is cut off on hard sums, like the large model of the
-Fireworks x HUD recipe. RL has to teach it to answer in time.
+A demonstration answers directly or, mostly for sums with a carry, adds the ones first: then ten
+tokens aren't enough. So the model is cut off on hard sums, like the large model of the Fireworks x
+HUD recipe. RL has to teach it to answer within the budget.
 
 Measured over four seeds: 50 to 54 s of one core; greedy on the 512 held-out pairs, with a budget of
 ten tokens, 0.539 to 0.541 correct and 235 or 236 at the limit. With a budget of sixteen, or without
@@ -19,7 +19,7 @@ from examples.arithmetic import sums
 BATCH = 64
 PROBLEM_TOKENS = len(sums.problem((10, 10)))
 WORKING_WITH_CARRY = 0.75
-"""Share of the sums with a carry whose demonstration works out the ones."""
+"""Share of the sums with a carry whose demonstration adds the ones first."""
 WORKING_WITHOUT_CARRY = 0.10
 
 

@@ -1,7 +1,4 @@
-"""Reading an answer: what several tasks grade by.
-
-Owns one rule, the final integer. Doesn't own what an answer is worth.
-"""
+"""Parsing of the final integer in an answer, shared by several tasks. Doesn't own rewards."""
 
 import re
 
@@ -9,10 +6,10 @@ _INTEGER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)")
 
 
 def final_integer(answer: str) -> int | None:
-    """The integer that is the answer's whole last line; None where it is none.
+    """The integer on the answer's last line; None if the line isn't an integer.
 
-    The line must be an optional sign and digits, or digits with well-grouped thousands, and
-    nothing else: a number inside a sentence doesn't count.
+    The line must consist of an optional sign and digits, optionally with well-grouped thousands: a
+    number inside a sentence doesn't count.
     """
     lines = answer.strip().splitlines()
     final = lines[-1].strip() if lines else ""

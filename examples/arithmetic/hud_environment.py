@@ -1,4 +1,4 @@
-"""The HUD environment of this example: a problem, answered by the integer on the last line.
+"""The HUD environment of this example: a problem whose answer is the integer on the last line.
 
 Owns problems, prompts and rewards: `multiply` is worded for chat models, `add` for the emulator's
 base model (`47+85=`). Doesn't own the parsing of answers (grading.py).

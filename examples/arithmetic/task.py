@@ -1,7 +1,7 @@
 """Arithmetic with a programmatic grader: sums on the emulator, four-digit products on Fireworks.
 
-The same code serves both: the rows say which operation, and the tokenizer decides how a problem is
-put: by the model's chat template where it has one, else as plain text.
+The same code serves both: the rows name the operation, and the tokenizer determines the prompt: the
+model's chat template if it has one, else plain text.
 """
 
 import random
@@ -26,14 +26,14 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 def sums(count: int, held_out: bool = False) -> list[dict[str, Any]]:
-    """Two-digit sums; the base model's demonstrations hold none of those that are held out."""
+    """Two-digit sums; the base model's demonstrations contain no held-out ones."""
     pairs = held_out_pairs() if held_out else training_pairs()
     chosen = random.Random(0).sample(pairs, count)
     return [{"a": a, "operator": "+", "b": b} for a, b in chosen]
 
 
 def products(count: int, skip: int = 0, seed: int = 0) -> list[dict[str, Any]]:
-    """Products of four-digit numbers without repetition; `skip` those that another set has."""
+    """Unique products of four-digit numbers, without the first `skip`, which another set has."""
     numbers = random.Random(seed)
     pairs: dict[tuple[int, int], None] = {}
     while len(pairs) < skip + count:
@@ -42,7 +42,7 @@ def products(count: int, skip: int = 0, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def render(tokenizer: Any, row: dict[str, Any]) -> list[int]:
-    """The problem as token ids: a chat turn for a chat model, `47+85=` for a plain one."""
+    """The problem as token ids: a chat turn for a chat model, `47+85=` for a plain model."""
     a, operator, b = row["a"], row["operator"], row["b"]
     if tokenizer.chat_template is None:
         return list(tokenizer.encode(f"{a}{operator}{b}="))
@@ -65,6 +65,6 @@ def expected(row: dict[str, Any]) -> int:
 
 
 def grade_final_integer(answer: str, right: int) -> tuple[float, dict[str, Any]]:
-    """1 if the last line is the right integer, else 0; and what was read."""
+    """Reward 1 if the last line is the right integer, else 0; and the parsed integer."""
     got = final_integer(answer)
     return float(got == right), {"expected": right, "got": got}

@@ -1,8 +1,8 @@
-r"""Grading an answer: what stands in the last \boxed{}, against the ground truth.
+r"""Grading an answer: the content of the last \boxed{} against the ground truth.
 
-Owns finding the box, the normal form in which strings are compared, and the order of the judges:
-equal strings, then math_verify where it is installed, then equal numbers. math_verify runs in a
-process of its own, because an expression that a model makes up can keep it busy for ever.
+Owns the extraction of the box, the normal form of compared strings, and the order of the judges:
+equal strings, then math_verify if it is installed, then equal numbers. math_verify runs in its own
+process, because a model's expression can keep it busy forever.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from pathlib import Path
 
 TOLERANCE = Decimal("1e-6")
 VERIFY_SECONDS = 10.0
-"""For one judgement; nearly all take milliseconds."""
+"""Maximum seconds of one judgment; nearly all take milliseconds."""
 JUDGE = (sys.executable, str(Path(__file__).with_name("judge.py")))
 
 _WORDS = re.compile(r"\\(left|right|displaystyle|limits|,|!|;|:|\s)|\\?\$|\s+")
@@ -27,7 +27,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete \boxed{...}, whatever braces are nested in it."""
+    r"""The content of the last complete \boxed{...}; braces may be nested."""
     start = text.rfind(r"\boxed{")
     while start >= 0:
         first = start + len(r"\boxed{")
@@ -42,7 +42,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalised(answer: str) -> str:
-    """A form in which answers that are written alike are equal strings."""
+    """The normal form, in which spelling variants of an answer are equal."""
     text = _TEXT.sub(r"\2", answer)
     text = _WORDS.sub("", text)
     text = text.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
@@ -51,10 +51,10 @@ def normalised(answer: str) -> str:
 
 
 def equal_numbers(answer: str, truth: str) -> bool:
-    """Whether both read as decimal numbers that differ by at most 1e-6, however large they are: so
-    integers have to be the same."""
+    """Whether both are decimal numbers that differ by at most 1e-6 in absolute terms, so integers
+    must be equal."""
     try:
-        # Exact where the two are close, unlike floats above 2**53.
+        # Exact for close numbers, unlike floats above 2**53.
         difference = Decimal(normalised(answer)) - Decimal(normalised(truth))
     except ArithmeticError:
         return False
@@ -63,7 +63,7 @@ def equal_numbers(answer: str, truth: str) -> bool:
 
 @dataclass(frozen=True)
 class Grade:
-    """reward: 1 or 0. by: the judge that decided. answer: what was read, None without a box."""
+    """reward: 1 or 0. by: the judge that decided. answer: the parsed answer, None without a box."""
 
     reward: float
     by: str
@@ -71,11 +71,11 @@ class Grade:
 
 
 class UndecidedError(Exception):
-    """No judge could tell in time: that is no reward of zero."""
+    """No judge could decide in time: that isn't a reward of zero."""
 
 
 class Grader:
-    """Judges answers; keeps one math_verify process, which is replaced when it hangs or dies."""
+    """Grades answers with one math_verify process, which is replaced if it hangs or dies."""
 
     def __init__(
         self, command: Sequence[str] | None = None, seconds: float = VERIFY_SECONDS
@@ -102,7 +102,7 @@ class Grader:
         return Grade(0.0, "all", answer)
 
     async def close(self) -> None:
-        """End the process, if there is one."""
+        """Stop the math_verify process, if any."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -110,7 +110,7 @@ class Grader:
             await process.wait()
 
     async def _verify(self, answer: str, truth: str) -> bool | None:
-        """math_verify's verdict, or None if there was none in time."""
+        """math_verify's verdict; None if it took too long."""
         question = json.dumps({"answer": answer, "truth": truth}).encode() + b"\n"
         async with self._turn:
             try:
@@ -119,7 +119,7 @@ class Grader:
                 await self.close()
                 return None
             except asyncio.CancelledError:
-                # Its answer would be taken for that to the next question.
+                # A late answer would be read as the answer to the next question.
                 await self.close()
                 raise
 

@@ -1,14 +1,14 @@
-"""The math_verify process: a question a line on stdin, a verdict a line on stdout."""
+"""The math_verify process: one question per line on stdin, one verdict per line on stdout."""
 
 import json
 import sys
 
 
 def agrees(answer: str, truth: str) -> bool:
-    """Whether math_verify takes the answer for the truth."""
+    """Whether math_verify considers the answer equal to the truth."""
     from math_verify import parse, verify
 
-    # Its own time limits need signals, which are of no use here: who asks has one.
+    # Without its own time limits, which need signals: the caller has one.
     gold = parse(f"${truth}$", parsing_timeout=None)
     given = parse(f"${answer}$", parsing_timeout=None)
     return bool(verify(gold, given, timeout_seconds=None))
@@ -20,7 +20,7 @@ def main() -> None:
         try:
             verdict = agrees(question["answer"], question["truth"])
         except Exception:
-            # What it can't read it can't agree with.
+            # An answer that can't be parsed is wrong.
             verdict = False
         print(json.dumps(verdict), flush=True)
 

@@ -1,8 +1,9 @@
 r"""DeepMath: problems with a checkable final answer, which the model puts into \boxed{}.
 
 Rows are `{"messages": [...], "ground_truth": "..."}`. The same code serves both backends: a chat
-model gets the messages by its template and boxes its answer; the emulator's base model has neither
-a template nor a backslash, so it gets the last message as it is, and all it says is the answer.
+model gets the messages through its template and boxes its answer; the emulator's base model has
+neither a template nor a backslash, so it gets the last message's text, and its whole output is the
+answer.
 """
 
 import random
@@ -16,7 +17,7 @@ INSTRUCTION = r"Please reason step by step, and put your final answer within \bo
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    """One problem, one answer; a completion that no judge could grade is dropped."""
+    """One problem, one answer; drops a completion that no judge could grade."""
     grader = Grader()
     chats = setup.tokenizer.chat_template is not None
 
@@ -36,7 +37,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 def render(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """The messages as token ids: by the chat template, or, without one, the last one's text."""
+    """The messages as token ids: through the chat template, or without one the last text."""
     if tokenizer.chat_template is None:
         return list(tokenizer.encode(messages[-1]["content"]))
     return list(
@@ -45,8 +46,8 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
 
 def small_rows(count: int, held_out: bool = False) -> list[dict[str, Any]]:
-    """Rows for the emulator's base model: sums of two numbers, whose truth is written in several
-    ways, so that each judge has something to do."""
+    """Rows for the emulator's base model: sums of two numbers, with truths in several notations, so
+    that each judge is needed."""
     pairs = random.Random(1).sample(held_out_pairs() if held_out else training_pairs(), count)
     written = ("{}", "{}.0", r"\text{{{}}}", "${}$")
     return [
@@ -59,8 +60,8 @@ def small_rows(count: int, held_out: bool = False) -> list[dict[str, Any]]:
 
 
 def deepmath_rows(source: str, count: int, skip: int = 0) -> list[dict[str, Any]]:
-    """Rows of a .parquet or .jsonl file with the columns `question` and `final_answer`, as the
-    DeepMath data set has them."""
+    """Rows of a .parquet or .jsonl file with the DeepMath data set's columns `question` and
+    `final_answer`."""
     from everburn.rollouts.dataset import load_rows
 
     rows = load_rows(source)[skip : skip + count]

@@ -1,8 +1,7 @@
-"""The emulator's base model for the frozen lake: it knows the way, and seldom looks for it.
+"""The emulator's base model for the frozen lake: it can find the way, but mostly walks blindly.
 
-It learns from walkers who look where they go in a part of their moves only, and in the others head
-down and then right, into holes and dead ends. So it can find the way, but mostly doesn't: what RL
-has to teach is to look.
+Its demonstrations take the best move only with probability LOOKS, and else walk down and then
+right, into holes and dead ends. RL has to teach it to take the best move.
 """
 
 import random
@@ -15,12 +14,12 @@ from examples.frozen_lake.lake import GOAL, MOVES, Map, Walk, step
 from examples.frozen_lake.task import STEPS, render
 
 LOOKS = 0.35
-"""Probability that a walker looks before a move."""
+"""Probability that a demonstration takes the best move."""
 
 ROWS = tuple(
     f"{''.join(cells)}/" for cells in product("SFHP", "FHP", "FHP", "FHGP") if cells.count("P") <= 1
 )
-"""A token a row: any a map can have, the player's place included."""
+"""One token per map row: all possible rows, including those with the player."""
 
 
 def recipe() -> Recipe:
@@ -36,7 +35,7 @@ def recipe() -> Recipe:
 
 
 def demonstrations(rng: random.Random) -> Iterator[Demonstration]:
-    """Walks over maps that aren't held out."""
+    """Walks over training maps."""
     while True:
         found = Map.of_seed(rng.getrandbits(32))
         if not found.is_held_out:
@@ -56,7 +55,7 @@ def walk(found: Map, rng: random.Random) -> Demonstration:
 
 
 def best_move(player: Walk) -> str:
-    """A move along a shortest path, DOWN where there is a choice."""
+    """A move along a shortest path, preferably DOWN."""
     distances = player.map.distances
     return min(
         ("DOWN", "RIGHT", "UP", "LEFT"),
@@ -65,5 +64,5 @@ def best_move(player: Walk) -> str:
 
 
 def blind_move(player: Walk) -> str:
-    """To the bottom, then to the right."""
+    """Down to the bottom, then right."""
     return "DOWN" if player.player[0] < GOAL[0] else "RIGHT"

@@ -11,7 +11,7 @@ from zlib import crc32
 
 SIZE = 4
 HOLES = 0.25
-"""Probability of a hole, for each cell but start and goal."""
+"""Probability of a hole in each cell except start and goal."""
 
 MOVES = {"LEFT": (0, -1), "DOWN": (1, 0), "RIGHT": (0, 1), "UP": (-1, 0)}
 
@@ -29,7 +29,7 @@ class Map:
     @classmethod
     @lru_cache(maxsize=4096)
     def of_seed(cls, seed: int) -> "Map":
-        """The first map of the seed's that has a path to the goal."""
+        """The seed's first map that has a path to the goal."""
         rng = random.Random(seed)
         while True:
             cells = ["H" if rng.random() < HOLES else "F" for _ in range(SIZE * SIZE)]
@@ -40,12 +40,12 @@ class Map:
 
     @property
     def is_held_out(self) -> bool:
-        """Every eighth map is for evaluation only, whichever seeds give it."""
+        """Every eighth map is for evaluation only, independently of its seed."""
         return crc32("".join(self.rows).encode()) % 8 == 0
 
     @cached_property
     def distances(self) -> dict[Cell, int]:
-        """Moves to the goal from each cell that has a path there."""
+        """Moves to the goal from each cell with a path to it."""
         found, waiting = {GOAL: 0}, deque([GOAL])
         while waiting:
             cell = waiting.popleft()
@@ -61,14 +61,14 @@ class Map:
 
 
 def step(cell: Cell, move: str) -> Cell:
-    """Where a move leads; the edge of the map holds the player."""
+    """The cell after a move; the player stays at the edge of the map."""
     row, column = (place + by for place, by in zip(cell, MOVES[move], strict=True))
     return (row, column) if 0 <= row < SIZE and 0 <= column < SIZE else cell
 
 
 @dataclass
 class Walk:
-    """A player's way over a map. moves: those made so far."""
+    """A player's way over a map. moves: the moves so far."""
 
     map: Map
     player: Cell = START
@@ -87,7 +87,7 @@ class Walk:
         self.moves.append(direction)
 
     def view(self) -> str:
-        """The map with the player on it, a line a row."""
+        """The map with the player on it, one line per row."""
         rows = [list(row) for row in self.map.rows]
         rows[self.player[0]][self.player[1]] = "P"
         return "\n".join(map("".join, rows))

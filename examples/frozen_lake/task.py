@@ -1,4 +1,4 @@
-"""Frozen lake: walk to the goal by a tool, a move per turn.
+"""Frozen lake: walk to the goal with a tool, one move per turn.
 
 The same code serves both backends: on Fireworks `extras.renderer` names the chat model's format;
 the emulator's small model speaks plain text, four rows and a move.
@@ -27,7 +27,7 @@ STEPS = 12
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    """One map, at most 12 moves; the reward is 1 at the goal."""
+    """One map, at most 12 moves; reward 1 for reaching the goal."""
     format = make_format(setup)
     instructions: list[Message] = setup.extras.get("instructions", [])
 
@@ -53,7 +53,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 def rows(count: int, held_out: bool = False) -> list[dict[str, Any]]:
-    """Seeds; those held out give maps that no other seed here gives."""
+    """Seeds; maps of held-out seeds never occur in training."""
     seeds = (seed for seed in numbers() if Map.of_seed(seed).is_held_out == held_out)
     return [{"seed": seed} for seed in islice(seeds, count)]
 
@@ -65,7 +65,7 @@ def make_format(setup: RolloutSetup) -> Format:
 
 
 def render(messages: Sequence[Message]) -> str:
-    """Plain text: `PFHF/FFFH/HFFF/FFFG/` for a map, a line for a move."""
+    """Plain text: `PFHF/FFFH/HFFF/FFFG/` for a map, one line per move."""
     return "".join(
         f"{message['content']}\n"
         if message["role"] == "assistant"
@@ -75,6 +75,6 @@ def render(messages: Sequence[Message]) -> str:
 
 
 def parse(text: str) -> Reply:
-    """A move is a call of the tool; anything else is one that can't be run."""
+    """A move is a tool call; any other text is an invalid call."""
     problem = None if text in MOVES else "it names no direction"
     return Reply("", (ToolCall("lake_move", {"direction": text}, text, problem),))

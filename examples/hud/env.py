@@ -1,6 +1,6 @@
-"""A till as a HUD environment: what two items cost together, said at once.
+"""A cash register as a HUD environment: the total price of two items, without working.
 
-An ordinary HUD environment: it runs under `hud eval` as it is, and knows nothing of Everburn.
+An ordinary HUD environment: it runs under `hud eval` as it is, independently of Everburn.
 """
 
 import re
@@ -20,7 +20,7 @@ async def total(first: int, second: int):
 
 
 def grade(answer, price):
-    """The price alone scores 1. Worked out aloud it scores 0.2: nobody queues for that."""
+    """The price alone scores 1, the price after written working 0.2."""
     text = str(answer or "").strip()
     numbers = re.findall(r"\d+", text)
     got = int(numbers[-1]) if numbers else None

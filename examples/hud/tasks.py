@@ -1,4 +1,4 @@
-"""The till's tasks: 192 different pairs of prices."""
+"""The cash register's tasks: 192 different pairs of prices."""
 
 import random
 

@@ -1,8 +1,7 @@
-"""The emulator's base model for multi-hop questions: it can search twice, and seldom does.
+"""The emulator's base model for multi-hop questions: it can search twice, but seldom does.
 
-It learns from people who mostly lose patience after their first search, which names a person, and
-guess a place. So it can follow a question to its end, but mostly doesn't: what RL has to teach is
-to go on.
+Most of its demonstrations stop after the first search, which names a person, and guess a place. RL
+has to teach it to make the second search.
 """
 
 import random
@@ -40,20 +39,20 @@ def recipe() -> Recipe:
 
 
 def demonstrations(rng: random.Random) -> Iterator[Demonstration]:
-    """Conversations about worlds that no row has."""
+    """Conversations about worlds that don't occur in any row."""
     while True:
         yield conversation(row(rng), rng)
 
 
 def conversation(asked: dict[str, Any], rng: random.Random) -> Demonstration:
-    """To the answer, right or guessed; `asked` is a row."""
+    """A conversation that ends with the right or a guessed answer; `asked` is a row."""
     question = asked["messages"][0]["content"]
     *_, relation, _, person, verb = question.rstrip("?").split()
     paragraphs = Search(asked["context"])
     parts = [(render(asked["messages"]), False)]
 
     def say(name: str, argument: str) -> str:
-        """A call, and what it answers."""
+        """A call and its result."""
         parts.append((call_text(name, argument), True))
         answer = results(paragraphs, argument) if name == "search" else ""
         if answer:

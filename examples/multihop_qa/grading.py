@@ -1,4 +1,4 @@
-"""Token F1, as extractive question answering is scored (Rajpurkar et al., arXiv:1606.05250)."""
+"""Token F1, the score of extractive question answering (Rajpurkar et al., arXiv:1606.05250)."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Search over a handful of paragraphs: TF-IDF with cosine similarity."""
+"""Search over a few paragraphs: TF-IDF with cosine similarity."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Search:
-    """Paragraphs, and the words that tell them apart."""
+    """A search index over paragraphs."""
 
     def __init__(self, paragraphs: Sequence[str]) -> None:
         self._paragraphs = list(paragraphs)
@@ -17,7 +17,7 @@ class Search:
         self._vectors = [self._vector(count) for count in counts]
 
     def top(self, query: str, count: int = 2) -> list[str]:
-        """The paragraphs that are most alike, the best first; none that shares no word."""
+        """The most similar paragraphs, best first, without those that share no word."""
         wanted = self._vector(Counter(words(query)))
         scores = [
             sum(weight * vector.get(word, 0.0) for word, weight in wanted.items())
@@ -27,7 +27,7 @@ class Search:
         return [self._paragraphs[index] for index in best if scores[index] > 0]
 
     def _vector(self, counts: Counter[str]) -> dict[str, float]:
-        """Of length 1, unless no word is known."""
+        """The weighted words, normalized to length 1 unless no word is known."""
         weights = {word: n * self._idf[word] for word, n in counts.items() if word in self._idf}
         length = math.sqrt(math.fsum(weight**2 for weight in weights.values()))
         return {word: weight / length for word, weight in weights.items()}

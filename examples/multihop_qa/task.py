@@ -1,7 +1,7 @@
 """Multi-hop questions: search twice, then answer.
 
 The same code serves both backends: on Fireworks `extras.renderer` names the chat model's format;
-the emulator's small model speaks plain text, a call a line.
+the emulator's small model speaks plain text, one call per line.
 """
 
 import random
@@ -30,7 +30,7 @@ NOTHING_FOUND = "-"
 
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    """One question, at most 8 turns; the reward is the F1 of the answer that was submitted."""
+    """One question, at most 8 turns; the reward is the F1 of the submitted answer."""
     chat = "renderer" in setup.extras
     format = make_format(setup)
     instructions: list[Message] = setup.extras.get("instructions", [])
@@ -59,7 +59,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
         reward = token_f1(submitted[0], truth) if submitted else 0.0
         info = {"expected": truth, "got": submitted[0] if submitted else None}
         run = episode.run(reward, info)
-        # What information gain is measured by: the answer as the policy would say it.
+        # Information gain is measured on the answer in the policy's own format.
         said = truth if chat else call_text("submit_answer", truth)
         run.ground_truth_tokens = setup.tokenizer.encode(said, add_special_tokens=False)
         return run
@@ -68,13 +68,13 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Questions about worlds of their own, always the same for a seed."""
+    """Questions, each about its own world; deterministic for a seed."""
     rng = random.Random(seed)
     return [row(rng) for _ in range(count)]
 
 
 def results(paragraphs: Search, query: str) -> str:
-    """What the search tool answers, a line a paragraph."""
+    """The search tool's result, one line per paragraph."""
     return "\n".join(f"- {found}" for found in paragraphs.top(query)) or NOTHING_FOUND
 
 
@@ -85,17 +85,17 @@ def make_format(setup: RolloutSetup) -> Format:
 
 
 def render(messages: Sequence[Message]) -> str:
-    """Plain text: every message ends its line."""
+    """Plain text: every message ends with a line break."""
     return "".join(f"{message['content']}\n" for message in messages)
 
 
 def call_text(name: str, argument: str) -> str:
-    """A call in plain text, its end included: `search: teacher Mira`."""
+    """A call in plain text, including its end: `search: teacher Mira`."""
     return f"{name}: {argument}\n"
 
 
 def parse(text: str) -> Reply:
-    """A call in plain text; what isn't one can't be run."""
+    """Parse a call in plain text; any other text is an invalid call."""
     name, _, argument = text.strip().partition(": ")
     if name not in ARGUMENTS or not argument:
         return Reply("", (ToolCall(None, None, text, "it is no call"),))

@@ -1,6 +1,6 @@
-"""A made-up world to ask about: people, whom they know, where they were born and where they work.
+"""A fictional world: people, their acquaintances, their places of birth and work.
 
-Every question takes two paragraphs to answer: the first names a person, the second a place.
+Every question requires two paragraphs: the first names a person, the second a place.
 """
 
 import random
@@ -18,7 +18,7 @@ FACTS = {
     "works in": "Where does the {relation} of {person} work?",
 }
 SUBJECTS = 3
-"""People of a row whose acquaintances are told."""
+"""People of a row whose acquaintances are given."""
 
 
 def row(rng: random.Random) -> dict[str, Any]:

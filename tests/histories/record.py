@@ -1,9 +1,9 @@
-"""Records histories of every kind of workflow anew: `make histories`.
+"""Records histories of every kind of workflow: `make histories`.
 
-Not a test, though pytest runs it: the histories that it writes beside itself are replayed by
-tests/workflows/test_recorded_histories.py, by whatever the workflow code has become since. Record
-them again when a change to that code is not meant to go on with old runs. Nothing in them says on
-which machine they were recorded.
+Not a test, although pytest runs it. It writes the histories to this folder, and
+tests/workflows/test_recorded_histories.py replays them with the current workflow code. Record them
+again after a change that isn't meant to continue old runs. They don't identify the machine on which
+they were recorded.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ GROUPS_KEPT = ("row-0", "row-1.", "row-2.")
 
 
 async def play(draw: Draw) -> float | None:
-    """Row 1 is begun twice; the others are trained."""
+    """Row 1 is retried once; every row ends with a reward per completion."""
     return None if draw.place == (1, 0) and draw.retry == 0 else draw.completion
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """One at which runs continue as new after a few steps."""
+    """A server on which runs continue as new after a few steps."""
     with running_temporal(tmp_path, OFTEN) as address:
         yield address
 
@@ -58,7 +58,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 async def test_record(
     server: str, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Relative paths: what is recorded is the same everywhere.
+    # Relative paths, so that the recordings are the same on every machine.
     shutil.copytree(tiny_tokenizer, tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
     async with open_farm(server, "default", Path("tokenizer")) as farm:
@@ -81,7 +81,7 @@ async def test_record(
 
 
 async def an_eventful_run(farm: Farm) -> Run:
-    """Retries, a filter, evaluations, checkpoints, a lost trainer, continue-as-new."""
+    """Retries, a filter, evaluations, checkpoints, a lease failure, continue-as-new."""
     script = Script(
         play,
         evaluate=lambda step, rollout_fn: {"skill": step},
@@ -108,7 +108,7 @@ async def an_eventful_run(farm: Farm) -> Run:
 
 
 async def a_held_run(farm: Farm) -> Run:
-    """Held-out rows in shards, a fatal error, commands, a stop over its last row."""
+    """Held-out rows in shards, a fatal error, commands, a stop during its last row."""
 
     async def fail(draw: Draw) -> float:
         if draw.row == 1 and not draw.evaluation:
@@ -134,7 +134,7 @@ async def a_held_run(farm: Farm) -> Run:
 
 
 async def a_resumed_run(farm: Farm, ended: Run) -> Run:
-    """The held run again, after its stop. Its last row teaches nothing."""
+    """The held run, resumed after its stop. Its last row has no training signal."""
     ended.script.play = flat
     run = await farm.resume(ended)
     await run.result()
@@ -143,7 +143,7 @@ async def a_resumed_run(farm: Farm, ended: Run) -> Run:
 
 
 async def a_forked_run(farm: Farm, origin: Run) -> Run:
-    """Another run from the state after a step of the eventful one."""
+    """A fork of the eventful run."""
     source, ref = RunRef(store="runs", id=origin.id), RunRef(store="runs", id=f"{origin.id}-fork")
     changes: dict[str, object] = {"learning_rate": 0.5}
     config = reconfigured(configured(source, 4), changes)
@@ -159,7 +159,7 @@ async def flat(draw: Draw) -> float:
 
 
 async def a_dedicated_run(farm: Farm, folder: Path) -> Run:
-    """A trainer job and a deployment are made, waited for and given back."""
+    """A trainer job and a deployment are created, waited for and deleted."""
     with running_emulator(folder / "emulator") as emulator, pytest.MonkeyPatch.context() as patch:
         patch.setenv(EMULATOR_URL_ENV, emulator.url)
         fields = tiny_turns.fields(emulator.url, backend="emulator-dedicated") | {"base_url": None}
@@ -169,7 +169,7 @@ async def a_dedicated_run(farm: Farm, folder: Path) -> Run:
 
 
 async def histories(farm: Farm, run: Run) -> dict[str, WorkflowHistory]:
-    """Of each execution of the run, of a few groups, and of its other children, by name."""
+    """The histories of the run's executions, of a few groups and of its other children, by name."""
     found: dict[str, WorkflowHistory] = {}
     executions = 0
     for history in await run_histories(farm.client, run.id, run.first_execution):

@@ -1,1 +1,1 @@
-"""What the tests share: a farm of real workers, and scripts that decide what happens in a run."""
+"""Shared test support: a farm of real workers, and scripts that determine what a run does."""

@@ -1,4 +1,4 @@
-"""Activities outside of a worker, with the interceptor that turns their errors into failures."""
+"""Executes activities without a worker, with the interceptor that translates their errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +18,10 @@ from everburn.usercode.limits import LimitedLoop
 
 
 class _Call(ActivityInboundInterceptor):
-    """The end of the chain of interceptors."""
+    """The last interceptor of the chain."""
 
     def __init__(self) -> None:
-        """There is no next one."""
+        """Without a next interceptor."""
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         return await input.fn(*input.args)
@@ -30,7 +30,7 @@ class _Call(ActivityInboundInterceptor):
 async def execute(
     activity: Callable[..., Any], *args: Any, environment: ActivityEnvironment | None = None
 ) -> Any:
-    """The result of an activity, as a worker would report it."""
+    """Execute an activity; returns or raises what a worker would report."""
     chain = ErrorInterceptor().intercept_activity(_Call())
     call = ExecuteActivityInput(activity, args, executor=None, headers={})
     return await (environment or ActivityEnvironment()).run(chain.execute_activity, call)

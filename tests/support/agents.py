@@ -1,4 +1,4 @@
-"""Agents on the emulator's tiny model, which says single characters, and runs for them without any
+"""Agents on the emulator's tiny model, which generates single characters, and their runs without a
 workflow."""
 
 import asyncio
@@ -38,7 +38,7 @@ from everburn.trainers.serverless import ServerlessTrainer
 from support.command_line import ROOT, environment_of_tests
 
 CHARACTERS = [character for character in TINY_ALPHABET if len(character) == 1]
-"""As stop strings they make each answer one character."""
+"""As stop strings, they limit each answer to one character."""
 
 
 def render(messages: Sequence[Message]) -> str:
@@ -46,7 +46,7 @@ def render(messages: Sequence[Message]) -> str:
 
 
 def parse(text: str) -> Reply:
-    """Whatever is said is a note."""
+    """Every text is a call of the tool `note`."""
     return Reply(text, (ToolCall("note", {"text": text}, text),))
 
 
@@ -65,8 +65,8 @@ NOTE = [
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     """An agent that takes four notes.
 
-    extras: `notes`, a file that gets a line per note; `accident`, a file: while it isn't there,
-    the third note is the last thing that happens, by `how` ("kill", "raise" or "distrust").
+    extras: `notes`, a file that gets one line per note; `accident`, a file: while it doesn't exist,
+    the third note ends the attempt, in the way of `how` ("kill", "raise" or "distrust").
     """
     format = TextFormat(setup.tokenizer, render, parse, stop=CHARACTERS)
     notes, accident = Path(setup.extras["notes"]), Path(setup.extras["accident"])
@@ -101,8 +101,8 @@ async def mean_reward(step: int, rollout_fn: Any) -> dict[str, float]:
 
 
 def make_harness_rollout_fn(setup: RolloutSetup) -> RolloutFn:
-    """The stock OpenAI client, three turns; every other answer is streamed. Completions of a row
-    wait for each other between their turns."""
+    """Three turns with the stock OpenAI client; every other answer is streamed. Completions of a
+    row wait for each other between turns."""
     format = TextFormat(setup.tokenizer, render, parse, stop=CHARACTERS)
     together = asyncio.Barrier(setup.completions_per_prompt)
 
@@ -125,7 +125,7 @@ def make_harness_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 async def ask(client: AsyncOpenAI, messages: list[Any], tools: Any, stream: bool) -> dict[str, Any]:
-    """The assistant's message, put together from what is streamed if so."""
+    """The assistant's message, assembled from the chunks if streamed."""
     asked: dict[str, Any] = {"model": "policy", "messages": messages, "tools": tools}
     if not stream:
         completion = await client.chat.completions.create(**asked)
@@ -144,7 +144,7 @@ async def ask(client: AsyncOpenAI, messages: list[Any], tools: Any, stream: bool
 async def a_run(
     folder: Path, url: str, *, rows: bool = True, **fields: Any
 ) -> AsyncIterator[RunRef]:
-    """A run whose version 0 the emulator at `url` serves; without rows it isn't prepared yet."""
+    """A run whose version 0 is served by the emulator at `url`; without rows it isn't prepared."""
     config = a_config(url, **fields)
     run = a_folder(folder, config, rows=rows)
     store = ArtifactStore.of(run)
@@ -161,7 +161,7 @@ async def a_run(
 
 
 def a_folder(folder: Path, config: RunConfig, *, rows: bool = True) -> RunRef:
-    """A run's folder with one row, and one held-out row."""
+    """A run's folder with one row and one held-out row."""
     run = RunRef(store=str(folder), id="agents")
     create_run_folder(run, config, Owner(first_execution_id="test"))
     for key in (ROWS_KEY, EVALUATION_ROWS_KEY) if rows else ():
@@ -191,7 +191,7 @@ asyncio.run(complete(RunRef(store=sys.argv[1], id=sys.argv[2])))
 
 
 async def complete_elsewhere(run: RunRef) -> "subprocess.CompletedProcess[str]":
-    """Run a completion of the first row in a process that may die of it."""
+    """Run a completion of the first row in a subprocess, which it may kill."""
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-c", IN_ANOTHER_PROCESS, run.store, run.id],
@@ -202,5 +202,5 @@ async def complete_elsewhere(run: RunRef) -> "subprocess.CompletedProcess[str]":
 
 
 async def complete(run: RunRef, completion: int = 0) -> Any:
-    """Run a completion of the first row, as an activity would."""
+    """Run a completion of the first row, like the activity does."""
     return await RolloutRunner(run).complete(GroupKey(cursor=0), completion, 0)

@@ -1,4 +1,4 @@
-"""Answers to one product, right and unreadable: the table that every grader of it must agree on."""
+"""Right and unparsable answers to one product, on which all graders of it must agree."""
 
 RIGHT = 15637837
 READABLE = ["15637837", "text:\n15,637,837", "\n\n15637837\n\n", "+15,637,837", "  15637837  "]

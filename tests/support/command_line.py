@@ -1,4 +1,4 @@
-"""The command line as real processes, in folders of their own."""
+"""The command line as real processes, each test in its own folder."""
 
 import contextlib
 import os
@@ -22,14 +22,14 @@ OUTER = (
     "EVERBURN_EMULATOR_URL",
     "EVERBURN_BUILD_ID",
 )
-"""Variables of the person who runs the tests that would change what they do."""
+"""Environment variables of the tests' caller that would change the tests' behavior."""
 PATIENCE = 240.0
-"""Seconds for a command, or for what it brings about: it may have to start a stack first, which may
-take half of them (workers/stack/supervisor.py)."""
+"""Seconds for a command or its effect: it may have to start a stack first, which may take half of
+them (workers/stack/supervisor.py)."""
 
 
 class Everburn:
-    """`everburn` in a folder."""
+    """The `everburn` command in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Everburn:
         self._output: Path | None = None
 
     def __call__(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command to its end."""
+        """Run a command and wait for its end."""
         return subprocess.run(
             self._command(*arguments),
             cwd=self.folder,
@@ -48,7 +48,7 @@ class Everburn:
         )
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        """Start a command; its output goes to a file of its own."""
+        """Start a command; its output goes to its own file."""
         self._output = self.folder / f"output-{len(self._started)}.txt"
         with self._output.open("w") as output:
             process = subprocess.Popen(
@@ -66,19 +66,19 @@ class Everburn:
 
     @property
     def output(self) -> str:
-        """Of the command that was started last."""
+        """The output of the command that was started last."""
         assert self._output is not None
         return self._output.read_text()
 
     def told(self) -> str:
-        """The output, and the end of each log of the stack, for the person who reads a failure."""
+        """The output and the end of each log of the stack, for a failure's message."""
         parts = [self.output]
         for log in sorted((self.folder / ".everburn" / "logs").glob("*.log")):
             parts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}")
         return "\n".join(parts)
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that runs in the folder: commands, the stack, and what they started."""
+        """All processes in the folder: commands, the stack, and their children."""
         found = []
         for process in psutil.process_iter(["cwd"]):
             if process.info["cwd"] == str(self.folder):
@@ -101,17 +101,17 @@ class Everburn:
 
 
 def _listen_to_interrupts() -> None:
-    # A shell script's background jobs ignore SIGINT, tests that run as one too.
+    # A shell script's background jobs ignore SIGINT; the tests may be such a job.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def free_ports() -> list[str]:
-    """Options with a free port for each of a stack's servers."""
+    """Options with a free port for each server of a stack."""
     return [f"--{name}={free_port()}" for name in ("port", "ui-port", "emulator-port")]
 
 
 def environment_of_tests() -> dict[str, str]:
-    """What a process of the project needs, without what a person's shell may hold."""
+    """The environment of the project's processes, without variables that change their behavior."""
     kept = {name: value for name, value in os.environ.items() if name not in OUTER}
     paths = [str(ROOT), kept.get("PYTHONPATH", "")]
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

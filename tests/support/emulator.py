@@ -1,4 +1,4 @@
-"""A running emulator for tests, and what tests of several files need to talk to it."""
+"""A running emulator for tests, and helpers for requests to it."""
 
 import socket
 import threading
@@ -24,7 +24,7 @@ POSITIONS = TINY_SHAPE.positions
 """Longest sequence of the tiny base model."""
 
 PATIENCE = 30.0
-"""Seconds any condition may take on a busy machine."""
+"""Maximum seconds of a condition on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RunningEmulator:
         return response.json()
 
     def mend(self) -> None:
-        """Nothing is planned, scarce, slow or at its worst any more."""
+        """Reset faults, scarcity, slowness and worst-case behavior."""
         self.admin("DELETE", "faults")
         for path in ("unknowns", "capacity", "hotload"):
             self.admin("POST", path, {})
@@ -58,7 +58,7 @@ class RunningEmulator:
         self.admin("POST", "faults", {"operation": operation, "kind": kind, **details})
 
     def arrivals(self, operation: str) -> list[float]:
-        """When the last requests of an operation came, however answered."""
+        """Arrival times of an operation's last requests, with any response."""
         seconds: list[float] = self.admin("GET", f"arrivals/{operation}")["seconds"]
         return seconds
 
@@ -70,7 +70,7 @@ class RunningEmulator:
         raise LookupError(model_id)
 
     def checkpoint(self, path: str) -> Path:
-        """Folder of a checkpoint that save_state returned."""
+        """The folder of a checkpoint that save_state returned."""
         return self.home / "checkpoints" / Path(*path.split("/")[1:])
 
     def saved_weights(self, path: str) -> dict[str, torch.Tensor]:
@@ -136,7 +136,7 @@ def logprobs_of(output: types.ForwardBackwardOutput, index: int = 0) -> list[flo
 def gradient_through_sdk(
     running: RunningEmulator, trainer: Any, name: str
 ) -> dict[str, torch.Tensor]:
-    """The accumulated gradient, read from outside: what one optimizer step subtracts.
+    """The accumulated gradient, observed as the weight change of one optimizer step.
 
     With beta1 = beta2 = 0 and eps = learning_rate far above any gradient, Adam's step is
     learning_rate * g / (|g| + eps) = g.

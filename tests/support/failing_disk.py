@@ -1,4 +1,4 @@
-"""A disk that fails for a while, for what one kind of activity reads and writes."""
+"""A disk with temporary failures, for the reads and writes of one kind of activity."""
 
 import errno
 import fnmatch
@@ -16,11 +16,10 @@ from everburn.records import store
 
 @dataclass
 class FailingDisk:
-    """Each file whose name ends like `pattern` fails the first time that an activity of the type
-    reads or writes it, in each of them once. times: of how many files; None: of all. reads: whether
-    reading fails, too.
+    """For each activity type that matches `activity`, the first access to each file that matches
+    `pattern` fails. times: maximum number of failures; None: no limit. reads: reads fail too.
 
-    failed: activity type and file, in their order.
+    failed: activity type and file of each failure, in order.
     """
 
     activity: str = "*"
@@ -30,7 +29,7 @@ class FailingDisk:
     failed: list[tuple[str, str]] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Below the store's own handling of errors."""
+        """Patch the disk access below the store's error handling."""
         write, read = store._write_atomically, LocalFileSystem.cat_file
 
         def write_if_it_can(path: Path, data: bytes, *, once: bool) -> None:

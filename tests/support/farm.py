@@ -1,7 +1,7 @@
 """A farm: all of Everburn's workers for one namespace, in this process.
 
-The Temporal server, the workers and the workflows are the real ones. A farm's runs share its
-workers and are told apart by their ids; what happens in each is up to its Script.
+Temporal server, workers and workflows are real. A farm's runs share its workers and differ by their
+ids; each run's Script determines what its rollouts and its trainer do.
 """
 
 import contextlib
@@ -49,13 +49,13 @@ from workflows.run.train_run import TrainRun
 
 SLOTS = 1100
 SCRIPTED = "scripted"
-"""The base model of runs whose trainer does what their Script says."""
+"""The base model of runs whose trainer is scripted."""
 _numbers = itertools.count(1)
 
 
 @dataclass
 class Run(StartedRun):
-    """A run of the farm, as its test sees it."""
+    """A run of the farm, for its test."""
 
     script: Script
 
@@ -75,11 +75,11 @@ class Run(StartedRun):
 
     @property
     def trained(self) -> list[str]:
-        """The groups of all committed steps."""
+        """The trained groups of all committed steps."""
         return [group.text for entry in self.ledger for group in entry.groups]
 
     def metrics(self, stream: str = metrics.STEP_STREAM) -> list[dict[str, Any]]:
-        """The records of a stream, in order, each with what was added to it."""
+        """The records of a stream, in order, with their amendments."""
         found = [record for record in metrics.read(self.store) if record.stream == stream]
         return [{stream: record.index} | record.values for record in found]
 
@@ -90,20 +90,20 @@ class Farm:
     plugins: list[SimplePlugin]
     tokenizer: Path
     runs: list[Run] = field(default_factory=list)
-    """Those whose histories haven't been looked at."""
+    """Runs whose histories haven't been checked."""
 
     async def start(self, script: Script, store: Path, **fields: Any) -> Run:
-        """Start a run of `rows` rows; fields are its configuration's."""
+        """Start a run of `rows` rows; `fields` override its configuration."""
         ref = RunRef(store=str(store), id=f"run-{next(_numbers)}")
         scripts[ref.id] = script
         return await self._start(ref, script, self.config(ref.id, store, **fields))
 
     async def go_on(self, ref: RunRef, script: Script, config: RunConfig, state: RunState) -> Run:
-        """A run from a state that was rebuilt from a folder."""
+        """Start a run with a state that was rebuilt from a folder."""
         return await self._start(ref, script, config.model_dump(mode="json"), state)
 
     async def resume(self, run: Run) -> Run:
-        """The next incarnation of a run that has ended."""
+        """Start the next incarnation of a run that has ended."""
         config = configured(run.ref)
         state = rebuilt_state(run.ref, config, time.time())
         return await self.go_on(run.ref, run.script, config, state)
@@ -117,7 +117,7 @@ class Farm:
         return run
 
     def config(self, run_id: str, store: Path, rows: int = 4, **fields: Any) -> dict[str, Any]:
-        """A run's configuration with everything that a test doesn't care about."""
+        """A run's configuration with defaults for tests."""
         return (
             {
                 "rollout": "support.tasks:make_rollout_fn",
@@ -136,7 +136,7 @@ class Farm:
 
     @asynccontextmanager
     async def other_rollout_worker(self) -> AsyncIterator[RolloutActivities]:
-        """One more rollout worker, which goes down at the end of the block."""
+        """A second rollout worker, which shuts down at the end of the block."""
         config = self.client.service_client.config
         client = await Client.connect(
             config.target_host, namespace=self.client.namespace, plugins=self.plugins
@@ -147,13 +147,13 @@ class Farm:
         activities.close()
 
     async def close(self, run: Run) -> None:
-        """End what a failed test has left running."""
+        """Terminate the run if a failed test left it running."""
         with contextlib.suppress(RPCError):
             await run.handle.terminate("its test is over")
 
 
 class Start(Protocol):
-    """Starts a run; fields are its configuration's, `rows` is how many it has."""
+    """Starts a run of `rows` rows; `fields` override its configuration."""
 
     def __call__(self, script: Script, **fields: Any) -> Awaitable[Run]: ...
 
@@ -179,8 +179,8 @@ async def open_farm(
     *tuning: SimplePlugin,
     build: str | None = None,
 ) -> AsyncIterator[Farm]:
-    """All workers of a namespace, for as long as the block runs. `tuning` comes on top of
-    Everburn's own plugin; build: of versioned workers."""
+    """All workers of a namespace, which run during the block. tuning: plugins in addition to
+    Everburn's own. build: the build id of versioned workers."""
     plugins = [everburn_plugin(), *tuning]
     client = await Client.connect(address, namespace=namespace, plugins=plugins)
     rollouts = RolloutActivities(client)
@@ -194,7 +194,7 @@ async def open_farm(
 
 
 class NoCache(SimplePlugin):
-    """Workers that keep no workflow in memory: every task replays its whole history."""
+    """Disables the workflow cache: every task replays its whole history."""
 
     def __init__(self) -> None:
         super().__init__("no cache")
@@ -204,8 +204,8 @@ class NoCache(SimplePlugin):
 
 
 def shared_workflow_modules() -> SimplePlugin:
-    """Lets workflows see the constants that a test sets in a workflow module. Else the sandbox
-    imports these modules anew, with their constants as written."""
+    """Shares workflow modules with the sandbox, so that workflows see constants patched by a test.
+    Otherwise the sandbox imports its own copies."""
 
     def share(runner: WorkflowRunner | None) -> WorkflowRunner:
         assert isinstance(runner, SandboxedWorkflowRunner)
@@ -216,7 +216,7 @@ def shared_workflow_modules() -> SimplePlugin:
 
 
 async def register_namespace(address: str, name: str) -> None:
-    """A namespace of its own has task queues of its own, and no search attributes."""
+    """Register a namespace, which has its own task queues and no search attributes."""
     client = await Client.connect(address)
     await client.workflow_service.register_namespace(
         RegisterNamespaceRequest(
@@ -229,7 +229,7 @@ def _workers(
     client: Client, rollouts: RolloutActivities, trainers: TrainerActivities, build: str | None
 ) -> list[Worker]:
     with pytest.MonkeyPatch.context() as patch:
-        # At the end nobody waits for rollouts that their tests have left behind.
+        # Don't wait at shutdown for rollouts that tests left running.
         patch.setattr(processes, "GRACE", timedelta(0))
         return [
             orchestrator(client, build),
@@ -239,7 +239,7 @@ def _workers(
 
 
 async def _open_trainer(ref: LeaseRef, config: RunConfig) -> Trainer:
-    """The run's scripted trainer; for a run that names a real model, a session at its backend."""
+    """The run's scripted trainer; for a run with a real model, a session at its backend."""
     if config.base_model == SCRIPTED:
         return await scripts[str(config.extras["script"])].trainer.open()
     return await open_session(ref, config)

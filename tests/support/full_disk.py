@@ -1,4 +1,4 @@
-"""A disk without space for some files, for a while."""
+"""A disk that temporarily has no space for some files."""
 
 import errno
 import fnmatch
@@ -13,14 +13,14 @@ from everburn.records import store
 
 @dataclass
 class FullDisk:
-    """Writes of files whose names end like `pattern` are refused, so many times."""
+    """The first `times` writes of files that match `pattern` fail."""
 
     pattern: str
     times: int
     refused: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Below the store's own handling of errors."""
+        """Patch the disk access below the store's error handling."""
         write = store._write_atomically
 
         def write_if_there_is_space(path: Path, data: bytes, *, once: bool) -> None:

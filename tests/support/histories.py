@@ -1,5 +1,5 @@
-"""The histories of runs: collected and replayed (tests/system/histories.py), and measured against
-the budgets."""
+"""Collects and replays the histories of runs (tests/system/histories.py), and checks their
+budgets."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from workers.plugin import everburn_plugin
 from workers.stack.folder import StackFolder
 
 MAX_PAYLOAD = 64 * 1024
-"""Bytes of one activity or signal payload: names and numbers, never tokens."""
+"""Maximum bytes of one activity or signal payload: names and numbers, never tokens."""
 USUAL_PAYLOAD = 2 * 1024
-"""Bytes that most of them stay below."""
+"""Maximum bytes of most payloads."""
 MAX_STATE = 256 * 1024
-"""Bytes of a run's configuration, and of the state that continue-as-new carries."""
+"""Maximum bytes of a run's configuration, and of the state that continue-as-new carries."""
 
 
 def check_payloads(history: WorkflowHistory) -> None:
-    """Fail where something travels in history that belongs into the store."""
+    """Fail if a payload exceeds its budget: large data belongs in the store."""
     usual = []
     for event in history.events:
         for what, payloads in _payloads(event):
@@ -41,7 +41,7 @@ def check_payloads(history: WorkflowHistory) -> None:
 
 __all__ = ["check_payloads", "replay", "replay_stack", "run_histories"]
 STARTS = ("start", "continue-as-new", "create_run")
-"""What carries a run's configuration or state."""
+"""Payloads with a run's configuration or state."""
 
 
 def _payloads(event: HistoryEvent) -> Iterator[tuple[str, Payloads]]:
@@ -64,8 +64,7 @@ def _payloads(event: HistoryEvent) -> Iterator[tuple[str, Payloads]]:
 
 
 def replay_stack(folder: Path) -> None:
-    """The same for all that the local stack of a folder, which is down by now, has run, if it has
-    run anything."""
+    """Replay and check all histories of a folder's local stack, which must be down."""
     database = StackFolder(folder).database
     if database.exists() and any(folder.glob("runs/*/owner.json")):
         with running_temporal(database.parent) as address:

@@ -1,4 +1,4 @@
-"""The tiny task; each completion also starts a HUD environment in its own process."""
+"""The tiny task, where each completion also starts a HUD environment in its own process."""
 
 import os
 from pathlib import Path

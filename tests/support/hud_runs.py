@@ -30,7 +30,7 @@ class Runs:
     async def runner(
         self, tasks: list[dict[str, Any]], run_id: str = "run-1", **kwargs: Any
     ) -> RolloutRunner:
-        """The rollout runner of a run over these tasks; kwargs are make_rollout_fn's."""
+        """The rollout runner of a run over these tasks; `kwargs` go to make_rollout_fn."""
         (self._folder / f"{run_id}.jsonl").write_text("\n".join(map(json.dumps, tasks)))
         config = self.config(str(self._folder / f"{run_id}.jsonl"), **kwargs)
         run = RunRef(store=str(self._folder / "runs"), id=run_id)
@@ -66,5 +66,5 @@ class Runs:
 
 
 def a_task(template: str, **args: Any) -> dict[str, Any]:
-    """A row in the form of a .jsonl file of HUD tasks."""
+    """A row of a .jsonl file of HUD tasks."""
     return {"env": "counting", "id": template, "args": args}

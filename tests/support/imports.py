@@ -1,4 +1,4 @@
-"""What the orchestrator's process must not import."""
+"""Modules that the orchestrator process must not import."""
 
 HEAVY = {
     "torch",
@@ -11,4 +11,4 @@ HEAVY = {
     "hud",
     "fastapi",
 }
-"""Each costs a second or a hundred megabytes; none is an orchestrator's business."""
+"""Each costs a second or 100 MB, and the orchestrator needs none."""

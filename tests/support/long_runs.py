@@ -1,4 +1,4 @@
-"""Runs that last for as long as a test says, on a real server, and train nothing."""
+"""Runs on a real server that train nothing and end on a test's command."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from workflows.queues import ORCHESTRATOR_QUEUE
 
 @workflow.defn(name="TrainRun")
 class LongRun:
-    """Continues as new when it is told to; a real run does after some thousand events."""
+    """Continues as new on a signal; a real run does so after thousands of events."""
 
     def __init__(self) -> None:
         self._goes_on = False
@@ -50,9 +50,9 @@ class LongRun:
 
 @asynccontextmanager
 async def long_runs(address: str, namespace: str) -> AsyncIterator[None]:
-    """A worker for them, in a new namespace."""
+    """A worker for long runs, in a new namespace."""
     await register_namespace(address, namespace)
-    # Everburn's own clients let none but Everburn's workflows run.
+    # Everburn's own clients accept only Everburn's workflows.
     client = await Client.connect(
         address, namespace=namespace, data_converter=pydantic_data_converter
     )

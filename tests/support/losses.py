@@ -1,4 +1,4 @@
-"""Losses and advantage functions that runs of tests name."""
+"""Losses and advantage functions for configurations in tests."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ from everburn.learning.datums import Datum
 def importance_sampling(
     data: list[Datum], logprobs: list[torch.Tensor], scale: float = 1.0
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """-r A, summed: the service's loss of that name, written here."""
+    """-r A, summed: a local copy of the service's loss of this name."""
     total = torch.zeros(())
     for datum, own in zip(data, logprobs, strict=True):
         advantages, rollout = torch.from_numpy(datum.advantages), torch.from_numpy(datum.logprobs)
@@ -23,7 +23,7 @@ def importance_sampling(
 
 
 def every_token(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
-    """Forgets about the mask."""
+    """Ignores the loss mask."""
     return -sum(own.sum() for own in logprobs), {}
 
 
@@ -40,14 +40,14 @@ def exiting(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
 
 
 class Block:
-    """What `blocking` does: from `begun` on it blocks its thread until it is `free`."""
+    """Controls `blocking`: it sets `begun`, then blocks its thread until `free` is set."""
 
     def __init__(self) -> None:
         self.begun, self.free = threading.Event(), threading.Event()
 
 
 block = Block()
-"""A test that runs `blocking` puts a new one here, and frees it."""
+"""A test that runs `blocking` replaces this, and sets its `free`."""
 
 
 def blocking(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
@@ -58,7 +58,7 @@ def blocking(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
 
 
 def overwriting(data: list[Datum], logprobs: list[torch.Tensor]) -> Any:
-    """What torch complains of when it differentiates."""
+    """An in-place change, which makes torch's backward pass fail."""
     square = logprobs[0].exp()
     loss = square.square().sum()
     square.zero_()

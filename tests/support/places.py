@@ -1,4 +1,4 @@
-"""A run on a dedicated trainer without its workflow: its folder, its job, its sessions."""
+"""A run on a dedicated trainer without a workflow: its folder, its job, its sessions."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from support.emulator import RunningEmulator, wait_for
 
 
 class Place:
-    """A run's folder with a configuration in it."""
+    """A run's folder with its configuration."""
 
     def __init__(self, emulator: RunningEmulator, folder: Path, **fields: Any) -> None:
         values = {
@@ -32,7 +32,7 @@ class Place:
         self.provisioning = RunProvisioning(self.run, self.config)
 
     def make_ready(self) -> None:
-        """Look after job and deployment until both are there, as the workflow of a lease does."""
+        """Provision job and deployment until both are ready, like the lease workflow."""
         wait_for(lambda: self.provisioning.advance().stage == "ready")
 
     async def open(self, lease_epoch: int, incarnation: int = 0) -> DedicatedTrainer:

@@ -1,5 +1,4 @@
-"""Policies whose words a test decides, where the words matter more than who samples them, and a
-chat model's tokenizer without a chat model."""
+"""Policies with scripted answers, and a chat model's tokenizer without the model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ THINKING = ("<think>", "</think>")
 
 
 def qwen3_tokenizer(folder: Path) -> Any:
-    """Qwen3's special tokens over single bytes."""
+    """A byte tokenizer with Qwen3's special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -31,10 +30,10 @@ def qwen3_tokenizer(folder: Path) -> Any:
 
 
 class ScriptedPolicy:
-    """Says one text after the other; token k of its n-th answer has the logprob -(n + k/1000).
+    """Answers with one text after the other; token k of answer n has the logprob -(n + k/1000).
 
-    An answer that is longer than `max_tokens` is cut off. context: prompts of more tokens than
-    this are refused, as the sampler does at max_seq_len.
+    Answers are cut off at `max_tokens`. context: longer prompts are refused, like by the sampler
+    at max_seq_len.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class ScriptedPolicy:
 
 
 def setup_of(policy: ScriptedPolicy, tokenizer: Any, **changes: Any) -> RolloutSetup:
-    """What a rollout factory would receive, with a scripted policy for a sampler."""
+    """The argument of a rollout factory, with a scripted policy as sampler."""
     values: dict[str, Any] = {
         "tokenizer": tokenizer,
         "tokenizer_id": "test",

@@ -1,4 +1,4 @@
-"""Recipes of base models that are made in no time."""
+"""Recipes of base models that train quickly."""
 
 import random
 from collections.abc import Iterator
@@ -43,17 +43,17 @@ def no_recipe() -> str:
 
 
 def hasty_walker() -> Recipe:
-    """The frozen lake's, much smaller, and after a glance at the demonstrations."""
+    """The frozen lake's model, much smaller and trained briefly."""
     return _hasty(frozen_lake.recipe())
 
 
 def hasty_reader() -> Recipe:
-    """That for multi-hop questions, likewise."""
+    """The model for multi-hop questions, much smaller and trained briefly."""
     return _hasty(multihop_qa.recipe())
 
 
 def hasty_adder() -> Recipe:
-    """That of the sums, likewise: it has seen a few of them, and works out every other one."""
+    """The model for sums, much smaller and trained on a few of them, half with working."""
     recipe = _hasty(arithmetic.recipe())
     return replace(recipe, name="hasty-adder", demonstrations=few_sums, cuts=(12,))
 
@@ -69,7 +69,7 @@ def few_sums(rng: random.Random) -> Iterator[Demonstration]:
 
 
 def hasty_cashier() -> Recipe:
-    """Likewise, with the first tasks of the till."""
+    """A small, briefly trained model for the first tasks of the cash register."""
     return replace(hasty_adder(), name="hasty-cashier", demonstrations=few_prices)
 
 

@@ -1,4 +1,4 @@
-"""Records of rollouts, groups and steps for tests of what reads them."""
+"""Records of rollouts, groups and steps for tests of their readers."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from support.sessions import ADAM
 
 
 def a_record(**changes: Any) -> CompletionRecord:
-    """Of a completion that is of no interest but for the changes."""
+    """An arbitrary completion with some changes."""
     values = {
         "run": "r",
         "cursor": 0,
@@ -32,7 +32,7 @@ def a_record(**changes: Any) -> CompletionRecord:
 
 
 def a_member(stored: StoredRef, **changes: Any) -> Member:
-    """A completion that survived, of two tokens with an advantage."""
+    """A surviving completion of two tokens with an advantage."""
     values = {
         "completion": 0,
         "stored": stored,
@@ -62,7 +62,7 @@ def a_group(key: GroupKey, members: list[Member], **changes: Any) -> GroupManife
 
 
 def an_entry(step: int, groups: tuple[str, ...] = ("0", "1")) -> LedgerEntry:
-    """A step that was committed under the first lease."""
+    """A step committed under the first lease."""
     return LedgerEntry(
         step=step,
         version=step,

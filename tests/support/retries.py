@@ -1,4 +1,4 @@
-"""The SDK's retries without its waiting."""
+"""The SDK's retries without its delays."""
 
 import asyncio
 from typing import Any
@@ -9,12 +9,12 @@ from fireworks.training.sdk._core.lib import api_future_impl, internal_client_ho
 
 HURRY = 50
 BEAT = 10
-"""Seconds between the SDK's heartbeats; nothing else waits for so long."""
+"""Seconds between the SDK's heartbeats; all other sleeps are shorter."""
 
 
 class HastyAsyncio:
-    """The `asyncio` module of another module, whose sleeps between attempts are over in a fiftieth
-    of the time; heartbeats keep theirs."""
+    """Replaces `asyncio` in another module: sleeps between attempts take a fiftieth of the time;
+    those between heartbeats are unchanged."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
@@ -24,8 +24,8 @@ class HastyAsyncio:
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the SDK try again at once what it tries again after half a second and more, and go on at
-    once where it pauses because of a bill. What a service asks it to wait, it waits."""
+    """Shorten the SDK's delays before retries and its pauses for billing. Delays requested by a
+    service are unchanged."""
     for module in (internal_client_holder, api_future_impl):
         monkeypatch.setattr(module, "asyncio", HastyAsyncio())
     for delay in ("INITIAL_RETRY_DELAY", "MAX_RETRY_DELAY"):

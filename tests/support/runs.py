@@ -1,6 +1,6 @@
-"""A run that a test has started, as its test sees it, whatever it runs on.
+"""A run started by a test, on any kind of workers.
 
-Owns waiting for it and reading its folder. Farms, backends and chaos add what they know of theirs.
+Owns waiting for it and reading its folder. Farms, backends and chaos tests extend it.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class StartedRun:
     handle: WorkflowHandle[Any, RunResult]
 
     patience: ClassVar[float] = PATIENCE
-    """Seconds after which what is waited for won't come any more."""
+    """Maximum seconds to wait for a condition."""
 
     @property
     def store(self) -> ArtifactStore:
@@ -60,7 +60,7 @@ class StartedRun:
         return await self.handle.query(TrainRun.status)
 
     async def until(self, **fields: Any) -> Status:
-        """The status as soon as it has these fields."""
+        """Wait until the status has these fields; returns it."""
         seen: list[Status] = []
 
         async def holds() -> bool:
@@ -71,5 +71,5 @@ class StartedRun:
         return seen[0]
 
     async def until_step(self, step: int) -> None:
-        """Return once a step has been committed."""
+        """Wait until a step has been committed."""
         await until(lambda: len(self.ledger) >= step, lambda: f"for step {step}", self.patience)

@@ -1,4 +1,4 @@
-"""Rollouts that make a sandbox each, a folder with a process in it, and end as they are told."""
+"""Rollouts that each create a sandbox (a folder with a process) and end in a configured way."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def make_tiny_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 async def make(setup: RolloutSetup) -> Path:
-    """A sandbox, registered before there is anything of it."""
+    """Create a sandbox, which is registered before it exists."""
     folder = Path(setup.extras["sandboxes"]) / f"{os.getpid()}-{uuid.uuid4().hex}"
     await setup.sandboxes.register(REAPER, folder=str(folder))
     folder.mkdir(parents=True)
@@ -59,7 +59,7 @@ async def make(setup: RolloutSetup) -> Path:
 
 
 def remove(folder: str) -> None:
-    """End what runs in the sandbox, and remove it."""
+    """Kill the sandbox's processes, and delete it."""
     for process in inside(Path(folder)):
         process.kill()
         process.wait(30)
@@ -89,12 +89,12 @@ def inside(folder: Path) -> Iterator[psutil.Process]:
 
 
 def left(folder: Path) -> tuple[int, int]:
-    """Sandboxes that are there, and processes that run in them."""
+    """Number of existing sandboxes, and of the processes in them."""
     return sum(each.is_dir() for each in folder.iterdir()), len(list(inside(folder)))
 
 
 def made_by(folder: Path) -> list[int]:
-    """The process that made each sandbox, in order."""
+    """The id of the process that created each sandbox, in order."""
     return [int(line) for line in (folder / "made").read_text().splitlines()]
 
 
@@ -116,13 +116,13 @@ async def hang(setup: RolloutSetup) -> RolloutRun:
 
 
 async def wait(setup: RolloutSetup) -> RolloutRun:
-    """Until there is a file `go` beside the sandboxes."""
+    """Wait for a file `go` next to the sandboxes."""
     await until((Path(setup.extras["sandboxes"]) / "go").exists)
     return await succeed(setup)
 
 
 async def die(setup: RolloutSetup) -> RolloutRun:
-    """With the worker, the first time."""
+    """Kill the worker, the first time."""
     if len(made_by(Path(setup.extras["sandboxes"]))) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return await succeed(setup)

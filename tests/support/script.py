@@ -1,4 +1,4 @@
-"""Scripts: what the rollouts and the trainer of one run do, decided by its test."""
+"""Scripts: a test's definition of what the rollouts and the trainer of one run do."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,7 +15,7 @@ from support.waiting import Gate
 class Draw:
     """One call of the rollout function.
 
-    retry: earlier calls for the same completion. version: the policy it would sample from.
+    retry: number of earlier calls for the completion. version: of the policy to sample from.
     """
 
     row: int
@@ -31,17 +31,17 @@ class Draw:
 
 
 Play = Callable[[Draw], Awaitable[Any]]
-"""What a draw comes to: a reward, or whatever a rollout function may return or raise. Runs on the
-rollout worker's user loop."""
+"""Returns the result of a draw: a reward, or anything that a rollout function may return or raise.
+Runs on the rollout worker's user loop."""
 
 
 async def spread(draw: Draw) -> float:
-    """Completions of a row get different rewards: there is something to learn from each."""
+    """Different rewards for the completions of a row, so that each has a training signal."""
     return float(draw.completion)
 
 
 def behind(gates: Mapping[int, Gate]) -> Play:
-    """As `spread`; completions of these rows wait at their gate before."""
+    """Like `spread`, but completions of these rows first wait at their gate."""
 
     async def play(draw: Draw) -> float:
         if draw.row in gates:
@@ -53,28 +53,28 @@ def behind(gates: Mapping[int, Gate]) -> Play:
 
 @dataclass
 class Script:
-    """Found by its run's id, from the rollout function and from the trainer worker."""
+    """Rollout function and trainer worker find it by the run's id."""
 
     play: Play = spread
     trainer: ScriptedTrainer = field(default_factory=ScriptedTrainer)
     evaluate: Callable[..., Any] | None = None
-    """The run's evaluation function, where it has one."""
+    """The run's evaluation function, if any."""
     keep: Callable[..., bool] | None = None
-    """The run's dynamic filter, where it has one."""
+    """The run's dynamic filter, if any."""
     prepare: Callable[..., Any] | None = None
-    """The run's `prepare_batch`, where it has one."""
+    """The run's `prepare_batch`, if any."""
     begun: list[Draw] = field(default_factory=list)
     ended: list[Draw] = field(default_factory=list)
-    """With a result or an error."""
+    """Draws that ended with a result or an error."""
     cancelled: list[Draw] = field(default_factory=list)
 
     @property
     def rows_begun(self) -> set[int]:
-        """Rows that training draws were made of."""
+        """Rows with training draws."""
         return {draw.row for draw in self.begun if not draw.evaluation}
 
     def draws(self, row: int, completion: int | None = None) -> list[Draw]:
-        """The training draws begun of a row, or of one of its completions."""
+        """The training draws of a row, or of one of its completions."""
         return [
             draw
             for draw in self.begun
@@ -100,7 +100,7 @@ class Script:
 
 
 def one_segment(reward: float) -> RolloutRun:
-    """The smallest rollout there is."""
+    """The smallest possible rollout."""
     sample = RolloutSample(
         tokens=[1, 2, 3], logprobs=[0.0, -1.0, -1.0], loss_mask=[0, 1, 1], reward=reward
     )
@@ -108,4 +108,4 @@ def one_segment(reward: float) -> RolloutRun:
 
 
 scripts: dict[str, Script] = {}
-"""By run id."""
+"""The scripts by run id."""

@@ -1,4 +1,4 @@
-"""Runs of scripted rollouts without any workflow: a folder, and what a worker makes of it."""
+"""Runs of scripted rollouts without a workflow."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from support.tasks import rows
 
 
 def scripted_run(folder: Path, play: Play, count: int = 1, **fields: Any) -> RunRef:
-    """A run's folder with so many rows, and as many held-out ones. What its completions come to is
-    up to `play`; fields are its configuration's."""
+    """A run's folder with `count` rows and `count` held-out rows. `play` determines the results of
+    its completions; `fields` override its configuration."""
     run = RunRef(store=str(folder), id="scripted")
     scripts[run.folder] = Script(play)
     values = {"rollout": "support.tasks:make_rollout_fn", "extras": {"script": run.folder}}

@@ -1,4 +1,4 @@
-"""What tests of trainer sessions have in common: a configuration, a datum, an optimizer step."""
+"""Shared values of trainer session tests: a configuration, a datum, an optimizer step."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ ADAM = AdamParams(
 
 
 def a_config(url: str, **changes: Any) -> RunConfig:
-    """A run on the emulator's tiny model at this URL; nobody calls its rollout function."""
+    """A run on the emulator's tiny model at this URL; its rollout function is never called."""
     values = {
         "rollout": "task:make",
         "dataset": "rows.jsonl",

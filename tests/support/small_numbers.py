@@ -1,4 +1,4 @@
-"""A task for the tiny model that any training improves: say tokens of the lower half."""
+"""A task for the tiny model that any training improves: generate tokens of the lower half."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
     async def rollout_fn(sample_prompt: dict[str, Any]) -> RolloutRun:
-        prompt = [5, 7]  # one for all: there is little to learn
+        prompt = [5, 7]  # the same for all rows, so that learning is easy
         sample = await setup.sampler.sample(prompt, **setup.sampling_kwargs)
         low = sum(token < HALF for token in sample.tokens) / len(sample.tokens)
         return RolloutRun(

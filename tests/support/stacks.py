@@ -1,4 +1,4 @@
-"""A local stack that stays up for several tests."""
+"""A local stack for several tests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from workers.stack.supervisor import START_TIMEOUT
 
 @contextmanager
 def running_stack(folder: Path, **environment: str) -> Iterator[Everburn]:
-    """`everburn` in a folder whose stack is up, on ports of its own; what its workflows did is
-    replayed once it is down. environment: of all its processes."""
+    """`everburn` in a folder with a running stack on its own ports. Its histories are replayed
+    after its shutdown. environment: additional variables of all its processes."""
     everburn = Everburn(folder)
     stack = StackFolder(folder)
     try:

@@ -1,6 +1,6 @@
-"""A task on sums as a person brings one: `sums.py` and `run.json` in a folder.
+"""A user's task on sums, for tests of commands: `sums.py` and `run.json` in a folder.
 
-For tests of commands. What is rewarded is of no interest, as long as completions differ in it.
+The reward is arbitrary, but differs between completions.
 """
 
 import json
@@ -32,8 +32,8 @@ def rows(count):
 
 
 def write_sums(folder: Path, rows: int, file: str = "run.json", **changes: Any) -> None:
-    """Put the task there, of so many rows, at most 8,100; changes: of the run's configuration,
-    which is in `file`."""
+    """Write the task with `rows` rows (at most 8,100). changes: to the run's configuration, which
+    is in `file`."""
     config = {
         "rollout": "sums:make_rollout_fn",
         "dataset": {"name": "sums:rows", "kwargs": {"count": rows}},

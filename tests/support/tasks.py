@@ -1,4 +1,4 @@
-"""The user code of scripted runs, named by their configurations."""
+"""The user code of scripted runs."""
 
 import inspect
 import threading
@@ -51,6 +51,6 @@ ended = threading.Event()
 
 
 def never_returns(rewards: Sequence[float]) -> list[float]:
-    """An advantage function that waits until its test has `ended`."""
+    """An advantage function that blocks until the test sets `ended`."""
     ended.wait()
     return list(rewards)

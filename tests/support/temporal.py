@@ -13,13 +13,13 @@ from workers.stack.ports import free_port
 from workers.stack.temporal_server import find_binary, start_command
 
 PROMPT_TIMERS = 'history.timerProcessorMaxTimeShift="10ms"'
-"""Left to itself, a server takes a second over every timer, deadline and retry that is due within
-one. Production has none of those; tests do."""
+"""By default, a server delays every timer, deadline and retry that is due within a second by up to
+a second. Tests have such short timers, production doesn't."""
 
 
 @contextmanager
 def running_temporal(folder: Path, *settings: str) -> Iterator[str]:
-    """The address of a server with Everburn's own settings, and `key=value` settings on top."""
+    """The address of a server with Everburn's settings and additional ones (`key=value`)."""
     port, ui_port = free_port(), free_port()
     command = start_command(find_binary(), folder / "temporal.db", port, ui_port)
     for setting in (PROMPT_TIMERS, *settings):

@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 POOL = 32
-"""As many threads as asyncio.to_thread has at most, on any machine."""
+"""Maximum threads of asyncio.to_thread on any machine."""
 
 
 class Hanging:
-    """Takes all threads that asyncio.to_thread has on a loop, for good."""
+    """Occupies all asyncio.to_thread threads of a loop until released."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
 
     def take_all(self) -> None:
-        """Those of the running loop."""
+        """Occupy the threads of the running loop."""
         for _ in range(POOL):
             asyncio.get_running_loop().run_in_executor(None, self.free.wait, 60)
 
 
 @contextmanager
 def hanging() -> Iterator[Hanging]:
-    """Let go after the block."""
+    """Release the threads after the block."""
     hanging = Hanging()
     try:
         yield hanging

@@ -1,7 +1,7 @@
-"""A task of two turns for the emulator's tiny model, with all that a rollout may tell of itself.
+"""A task of two turns for the emulator's tiny model, with all optional fields of a rollout.
 
-There is nothing to understand in it: the reward is a number that the sampled tokens give, on top of
-the completion's own, so that no group is flat.
+It has no meaning: the reward is computed from the sampled tokens and the completion's index, so
+that the rewards of a group differ.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def make_rollout_fn(setup: RolloutSetup) -> RolloutFn:
 
 
 def fields(base_url: str, **others: Any) -> dict[str, Any]:
-    """A run's configuration for this task on an emulator."""
+    """The configuration of a run of this task on an emulator."""
     return {
         "rollout": "support.tiny_turns:make_rollout_fn",
         "base_model": MODEL,

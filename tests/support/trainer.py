@@ -1,7 +1,7 @@
-"""A trainer session that a test directs: a double of the boundary to the training service.
+"""A scripted trainer session: a test double for the training service.
 
-It keeps the Trainer protocol and computes nothing. What a real session does with the requests is
-shown by the tests that speak to the emulator.
+It implements the Trainer protocol and computes nothing. The tests on the emulator cover real
+sessions.
 """
 
 import math
@@ -23,52 +23,52 @@ T = TypeVar("T")
 class ScriptedTrainer:
     """All sessions of one run, one after the other.
 
-    calls: operations begun, in order, each with its subject: `forward_backward 8`, `optim_step`,
-    `publish policy-0001-e1`, `save_checkpoint state-0`, `open`, `close`. finished: those that
-    succeeded.
+    calls: started operations, in order, each with its subject: `forward_backward 8`, `optim_step`,
+    `publish policy-0001-e1`, `save_checkpoint state-0`, `open`, `close`. finished: the successful
+    ones.
     """
 
     calls: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     adam: list[AdamParams] = field(default_factory=list)
     datums: list[list[Datum]] = field(default_factory=list)
-    """Of each forward_backward."""
+    """The datums of each forward_backward."""
     reports: list[dict[str, float]] = field(default_factory=list)
-    """What each forward_backward reports beside its loss, while there is one."""
+    """Metrics that each forward_backward reports in addition to its loss, while any are left."""
     served: float = -1.0
-    """What samplers answer as log-probability of every token; the trainer's own is -1."""
+    """The samplers' log-probability of every token; the trainer's is -1."""
     _gates: dict[str, Gate] = field(default_factory=dict)
     _errors: dict[str, Exception] = field(default_factory=dict)
     _failing: list[tuple[str, int, Exception]] = field(default_factory=list)
     _poisoned: set[str] = field(default_factory=set)
 
     def hold(self, call: str) -> Gate:
-        """Calls that begin like this wait at the gate, from now on."""
+        """Make calls with this prefix wait at the returned gate."""
         return self._gates.setdefault(call, Gate())
 
     def refuse(self, call: str, error: Exception) -> None:
-        """Calls that begin like this fail, once they have passed their gate."""
+        """Make calls with this prefix fail after their gate."""
         self._errors[call] = error
 
     def fail_once(self, call: str, error: Exception, *, after: int = 0) -> None:
-        """The call that begins like this fails, once, after so many have succeeded."""
+        """Make one call with this prefix fail, after `after` successful ones."""
         self._failing.append((call, after, error))
 
     def poison(self, call: str) -> None:
-        """What such calls report isn't finite, until the trainer is mended."""
+        """Make this operation report non-finite values, until `mend`."""
         self._poisoned.add(call)
 
     def mend(self) -> None:
-        """Nothing is refused or poisoned any more."""
+        """Undo `refuse` and `poison`."""
         self._errors.clear()
         self._poisoned.clear()
 
     def count(self, call: str) -> int:
-        """How many calls that begin like this have begun."""
+        """Number of started calls with this prefix."""
         return sum(each.startswith(call) for each in self.calls)
 
     async def reached(self, call: str, times: int = 1) -> None:
-        """Return once such calls have begun."""
+        """Wait until `times` such calls have started."""
         await until(lambda: self.count(call) >= times, lambda: (call, self.calls))
 
     async def open(self) -> "ScriptedTrainer":
@@ -122,7 +122,7 @@ class ScriptedTrainer:
         await self._do(f"load_checkpoint {path}", None)
 
     async def probe(self) -> None:
-        """The session lives; it is lost by the operations that a test lets fail."""
+        """Always succeeds: only failing operations end a session."""
 
     async def close(self) -> None:
         self.calls.append("close")

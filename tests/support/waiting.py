@@ -1,4 +1,4 @@
-"""Waiting for something to be so, without guessing how long it takes."""
+"""Waiting for a condition without a fixed delay."""
 
 import asyncio
 import concurrent.futures
@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 PATIENCE = 30.0
-"""Seconds after which what is waited for won't come any more."""
+"""Maximum seconds to wait for a condition."""
 
 
 class Gate:
@@ -30,7 +30,7 @@ async def until(
     what: Callable[[], object] = lambda: "",
     patience: float = PATIENCE,
 ) -> None:
-    """Return once the condition holds; `what` tells of the state of affairs if it never does."""
+    """Wait until the condition holds; `what` describes the state for the error after `patience`."""
     deadline = time.monotonic() + patience
     for pause in pauses():
         holds = condition()
@@ -42,8 +42,8 @@ async def until(
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between two checks: a check may be a request to a busy server, and the longer the
-    wait so far, the less a pause adds to it."""
+    """Growing seconds between two checks: a check may be a request to a busy server, and a pause
+    matters less the longer the wait."""
     pause = 0.01
     while True:
         yield pause

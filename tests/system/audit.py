@@ -1,8 +1,8 @@
-"""What must be true of a run after whatever has happened to its processes.
+"""Assertions that hold for a completed run of tiny_task, whatever happened to its processes.
 
-Owns the assertions over a finished run of tiny_task: verified against its ledger, each row one
-outcome, no finished completion executed again, nothing left at the services, and workflow code that
-does again what it did. Doesn't own the verification itself (everburn/records/verification.py).
+The run is verified against its ledger, each row has one outcome, no finished completion was
+executed again, nothing is left at the services, and histories replay. Doesn't own the verification
+against the ledger (everburn/records/verification.py).
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from workers.plugin import everburn_plugin
 
 
 class AuditError(AssertionError):
-    """A run that isn't what it should be."""
+    """A run violates an assertion."""
 
 
 SILENCE = 25.0
-"""Seconds without a sign of life after which a session's holder is dead: it sends one every 10."""
+"""Seconds without a heartbeat after which a session's holder is dead: it sends one every 10."""
 
 
 async def audit(
@@ -46,11 +46,11 @@ async def audit(
     again: Collection[int] = (),
     known: Collection[str] = (),
 ) -> Verified:
-    """Check a completed run. again: rows that were begun anew on purpose, after an error of theirs.
-    known: sessions that lived at the service before the run.
+    """Check a completed run. again: rows that were deliberately retried after an error. known:
+    sessions open at the service before the run.
 
     Raises:
-        AuditError, VerificationError: naming the first thing that is wrong.
+        AuditError, VerificationError: the first violation.
     """
     verified = await verified_weights(run, stack)
     check_outcomes(run, verified)
@@ -77,7 +77,7 @@ async def verified_weights(run: RunRef, stack: Stack) -> Verified:
 
 
 def check_outcomes(run: RunRef, verified: Verified) -> None:
-    """Each row has an outcome, and weights have moved."""
+    """Each row has an outcome, and weights have changed."""
     rows = row_count(run)
     if verified.rows_trained + verified.rows_rejected != rows:
         raise AuditError(f"{verified} doesn't account for the run's {rows} rows")
@@ -91,8 +91,8 @@ def check_outcomes(run: RunRef, verified: Verified) -> None:
 
 
 def check_executions(run: RunRef, executions: list[Execution], again: Collection[int] = ()) -> None:
-    """No completion was executed again once it was recorded, and none that had returned in a
-    process that lived on."""
+    """No completion was executed again after it was recorded, or after it returned in a process
+    that survived."""
     executions = [execution for execution in executions if execution.row not in again]
     written = {place: at for place, at in _written(run).items() if place[0] not in again}
     returned: dict[tuple[int, int], list[Execution]] = defaultdict(list)
@@ -114,7 +114,7 @@ async def check_nothing_runs(client: Client, run: RunRef) -> None:
     """Neither the run nor a child of it is open."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        # The list lags behind by a moment.
+        # The list is eventually consistent.
         query = "ExecutionStatus = 'Running'"
         mine = [
             workflow.id
@@ -133,10 +133,10 @@ async def check_nothing_is_kept(stack: Stack, run: RunRef) -> None:
     record = find_provisioning(ArtifactStore.of(run))
     if record is None:
         if stored_config(run).dedicated:
-            raise AuditError("a dedicated run without a record of what it made")
+            raise AuditError("a dedicated run without a provisioning record")
         return
     state = await emulator_state(stack)
-    # Jobs that were replaced have the same name, and a number.
+    # Replaced jobs have the same name with a number.
     jobs = [job for job, at in state["jobs"].items() if job.startswith(record.name)]
     kept = [job for job in jobs if state["jobs"][job] != "JOB_STATE_DELETED"]
     kept += [each for each in state["deployments"] if each.startswith(record.name)]
@@ -146,32 +146,32 @@ async def check_nothing_is_kept(stack: Stack, run: RunRef) -> None:
 
 
 async def check_no_session_lives(stack: Stack, known: Collection[str] = ()) -> None:
-    """Whoever has opened a session closes it, also one who was given up; that of a holder that died
-    ends at the service, which needn't wait as long for it as it usually does."""
+    """Every session is closed by the process that opened it, also after its lease was given up. The
+    service ends those of dead holders; a shorter expiry is set for that."""
     deadline = time.monotonic() + PATIENCE
     while left := set(await live_sessions(stack)) - set(known):
         if time.monotonic() > deadline:
-            raise AuditError(f"sessions that nobody holds live on: {sorted(left)}")
+            raise AuditError(f"sessions without a holder are still open: {sorted(left)}")
         await _emulator(stack, "POST", "expire_silent", {"seconds": SILENCE})
         await asyncio.sleep(0.5)
 
 
 async def check_replay(client: Client, run: RunRef) -> None:
-    """What the workflows did over all this, their code does again."""
+    """The histories of the run's workflows replay with the current code."""
     histories = await run_histories(client, run.id, await first_execution(client, run.id))
     try:
         await replay(histories, [everburn_plugin()])
     except Exception as error:
-        raise AuditError(f"a history isn't replayed: {error}") from error
+        raise AuditError(f"a history doesn't replay: {error}") from error
 
 
 async def live_sessions(stack: Stack) -> list[str]:
-    """The trainer sessions that the emulator knows."""
+    """The open trainer sessions of the emulator."""
     return list((await emulator_state(stack))["sessions"])
 
 
 async def emulator_state(stack: Stack) -> dict[str, Any]:
-    """What lives in the emulator."""
+    """The emulator's sessions, jobs and deployments."""
     return await _emulator(stack, "GET", "state")
 
 
@@ -186,8 +186,7 @@ async def _emulator(
 
 
 def _written(run: RunRef) -> dict[tuple[int, int], float]:
-    """When the first rollout of each completion was written, over all attempts at its row, whatever
-    became of them."""
+    """When the first rollout of each completion was written, over all attempts at its row."""
     store = ArtifactStore.of(run)
     found: dict[tuple[int, int], float] = {}
     for group in all_groups(store):

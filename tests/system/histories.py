@@ -1,6 +1,4 @@
-"""The histories of a run, and their replay.
-
-Owns which histories belong to a run. Doesn't own what else must be true of them
+"""The histories of a run, and their replay. Doesn't own the budgets of histories
 (tests/support/histories.py).
 """
 
@@ -15,13 +13,13 @@ from workers.processes import WORKFLOWS
 
 
 async def first_execution(client: Client, run_id: str) -> str:
-    """The Temporal run id of a run's first execution in its present incarnation."""
+    """The Temporal run id of the first execution of a run's current incarnation."""
     description = await client.get_workflow_handle(run_id).describe()
     return description.raw_description.workflow_execution_info.first_run_id
 
 
 async def run_histories(client: Client, run_id: str, first: str) -> list[WorkflowHistory]:
-    """Of all executions of a run, in order, and of all its children."""
+    """The histories of all executions of a run, in order, and of all its children."""
     executions = [(run_id, first)]
     found = []
     for workflow_id, execution in executions:
@@ -42,12 +40,12 @@ def _followed_by(run_id: str, event: HistoryEvent) -> Iterator[tuple[str, str]]:
 
 
 async def replay(histories: list[WorkflowHistory], plugins: list[SimplePlugin]) -> None:
-    """Fail where the workflow code doesn't do again what it did."""
+    """Replay histories. Raises NondeterminismError if the workflow code doesn't match one."""
 
     async def each() -> AsyncIterator[WorkflowHistory]:
         for history in histories:
             yield history
 
-    # One worker for all: to start one takes longer than to replay a short history.
+    # One worker for all: starting one takes longer than replaying a short history.
     replayer = Replayer(workflows=WORKFLOWS, plugins=plugins)
     await replayer.replay_workflows(each(), raise_on_replay_failure=True)

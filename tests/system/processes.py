@@ -1,6 +1,6 @@
 """Real processes for benchmarks and chaos tests: servers and workers in a temporary folder.
 
-Owns their start, kill, restart and end, their memory, and the CPU time each has used, also over
+Owns their start, kill, restart and stop, and measures their memory and their CPU time, also across
 restarts.
 """
 
@@ -33,12 +33,12 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 ROLES = ("orchestrator", "rollout", "trainer")
 PATIENCE = 120.0
-"""Seconds for a server to answer: importing torch on a busy machine takes its time."""
+"""Seconds for a server to answer: importing torch on a busy machine is slow."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """A process that ended though nobody stopped it; `at` is in seconds since 1970."""
+    """The end of a process that wasn't stopped. at: seconds since 1970."""
 
     name: str
     at: float
@@ -50,8 +50,8 @@ class Processes:
     def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.deaths: list[Death] = []
-        """Of processes that are kept up or were killed, in order."""
-        # Found by every process, whatever the folder it starts in.
+        """Deaths of killed processes, and of all while they are kept up, in order."""
+        # Absolute paths, valid in every process's working directory.
         folders = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
         paths = os.pathsep.join(filter(None, folders))
         self._environment = (
@@ -66,7 +66,7 @@ class Processes:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self, name: str, command: list[str] | None = None) -> None:
-        """Start a process, again by its name alone."""
+        """Start a process; a restart needs only its name."""
         if command is not None:
             self._commands[name] = command
         self._stopped.discard(name)
@@ -76,29 +76,29 @@ class Processes:
             )
 
     def kill(self, name: str) -> None:
-        """As a crash: SIGKILL.
+        """Send SIGKILL, like a crash.
 
         Raises:
             RuntimeError: it is down already.
         """
         if name not in self._running:
-            raise RuntimeError(f"{name} is down already; what it said: {self.log(name)}")
+            raise RuntimeError(f"{name} is down already; its output: {self.log(name)}")
         self._end(name, signal.SIGKILL)
         self.deaths.append(Death(name, time.time()))
 
     def stop(self, name: str) -> None:
-        """End a process in peace; one that has died isn't started again."""
+        """Terminate a process; if it is down, prevent its restart."""
         self._stopped.add(name)
         if name in self._running:
             self._end(name, signal.SIGTERM)
 
     def stop_all(self) -> None:
-        """Those started last go first."""
+        """Stop all processes, in reverse order of their start."""
         for name in reversed(list(self._running)):
             self.stop(name)
 
     def thaw(self, name: str) -> None:
-        """Let a process go on that has stopped itself."""
+        """Continue a process that has suspended itself."""
         self._running[name].send_signal(signal.SIGCONT)
 
     def is_up(self, name: str) -> bool:
@@ -106,14 +106,14 @@ class Processes:
         return process is not None and process.poll() is None
 
     def frozen(self) -> list[str]:
-        """Those that have stopped themselves."""
+        """The processes that have suspended themselves."""
         return [name for name, process in self._running.items() if _is_stopped(process.pid)]
 
     @contextmanager
     def kept_up(self, delay: float = 1.0) -> Iterator[None]:
-        """Whatever dies, and wasn't stopped, starts again `delay` seconds later.
+        """Restart processes that die without being stopped, after `delay` seconds.
 
-        Raises, at the end, whatever has kept a process from being started again.
+        Raises, at the end, the error of a failed restart.
         """
         self._keeping = asyncio.create_task(self._keep_up(delay, len(self.deaths)))
         try:
@@ -124,30 +124,30 @@ class Processes:
             self._keeping = None
 
     def check(self) -> None:
-        """Raise what has put an end to keeping up, if anything has."""
+        """Raise the error of a failed restart, if any."""
         if self._keeping is not None and self._keeping.done():
             self._keeping.result()
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time of each, user and system, since it was first started."""
+        """CPU time per process, user and system, since its first start."""
         return {
             name: self._ended_cpu.get(name, 0.0) + _cpu(process)
             for name, process in self._running.items()
         }
 
     def memory_mib(self) -> dict[str, float]:
-        """Resident memory of each that runs."""
+        """Resident memory per running process."""
         return {
             name: psutil.Process(process.pid).memory_info().rss / 2**20
             for name, process in self._running.items()
         }
 
     def log(self, name: str) -> Path:
-        """What the process has said."""
+        """The file with the process's output."""
         return self.folder / f"{name}.log"
 
     async def _keep_up(self, delay: float, seen: int) -> None:
-        """seen: deaths that are none of its business."""
+        """seen: number of earlier deaths, which are ignored."""
         due: dict[str, float] = {}
         while True:
             for name, process in list(self._running.items()):
@@ -167,7 +167,7 @@ class Processes:
         process = self._running.pop(name)
         self._ended_cpu[name] = self._ended_cpu.get(name, 0.0) + _cpu(process)
         process.send_signal(number)
-        process.send_signal(signal.SIGCONT)  # a frozen process hears no other signal
+        process.send_signal(signal.SIGCONT)  # a suspended process handles no other signal
         try:
             process.wait(timeout=30)
         except subprocess.TimeoutExpired:
@@ -195,8 +195,8 @@ async def temporal(
     environment: dict[str, str] | None = None,
     dynamic_config: Sequence[str] = (),
 ) -> AsyncIterator[tuple[Processes, Client, str]]:
-    """A server of its own, with the settings that `everburn dev` gives it, and more where a test
-    wants them (`KEY=VALUE`); and a client."""
+    """A Temporal server with the settings of `everburn dev` and additional ones (`KEY=VALUE`), and
+    a client."""
     port = free_port()
     address = f"{HOST}:{port}"
     processes = Processes(folder, environment)
@@ -212,7 +212,7 @@ async def temporal(
 
 @dataclass(frozen=True)
 class Stack:
-    """All of Everburn's processes in a folder: the servers, and a worker of each role."""
+    """All of Everburn's processes in a folder: the servers and one worker per role."""
 
     processes: Processes
     client: Client
@@ -221,8 +221,7 @@ class Stack:
     emulator_home: Path
 
     async def answers(self) -> None:
-        """Return once both servers answer, after whatever happened to them. Raises what keeps
-        processes from being started again, if anything does."""
+        """Wait until both servers answer. Raises the error of a failed restart, if any."""
         self.processes.check()
         for url in (self.address, self.emulator_url.removeprefix("http://")):
             port = int(url.rpartition(":")[2])
@@ -230,7 +229,7 @@ class Stack:
 
 
 async def result_of(handle: WorkflowHandle[Any, T], patience: float) -> T:
-    """A workflow's result, through restarts of its server.
+    """A workflow's result, across restarts of its server.
 
     Raises:
         TimeoutError: not within `patience` seconds.
@@ -247,7 +246,7 @@ async def result_of(handle: WorkflowHandle[Any, T], patience: float) -> T:
 async def until_of(
     handle: WorkflowHandle[Any, Any], condition: Callable[[], Awaitable[bool]], interval: float
 ) -> None:
-    """Return once the condition holds of a running workflow.
+    """Wait until the condition holds for a running workflow.
 
     Raises:
         WorkflowFailureError: the workflow failed before.
@@ -260,7 +259,7 @@ async def until_of(
             if ending.done():
                 await ending
                 if not await condition():
-                    raise RuntimeError(f"{handle.id} has ended before what was waited for")
+                    raise RuntimeError(f"{handle.id} ended before the condition held")
     finally:
         ending.cancel()
 
@@ -274,9 +273,9 @@ async def stack(
     *,
     worst: bool = False,
 ) -> AsyncIterator[Stack]:
-    """A stack for as long as the block runs. command: makes the command line of Everburn's own
-    processes from `everburn`'s arguments. worst: the emulator does the worst that the live service
-    may do, for all we know, also after a restart (everburn/emulator/unknowns.py)."""
+    """A stack that runs during the block. command: turns `everburn` arguments into the command line
+    of Everburn's own processes. worst: where the live service's behavior is unknown, the emulator
+    assumes the worst, also after a restart (everburn/emulator/unknowns.py)."""
     port, home = free_port(), folder / "emulator"
     url = f"http://{HOST}:{port}"
     given = {EMULATOR_URL_ENV: url} | (environment or {})
@@ -290,12 +289,12 @@ async def stack(
 
 
 def worker_command(role: str, address: str) -> list[str]:
-    """`everburn worker ROLE`."""
+    """The command line of `everburn worker ROLE`."""
     return everburn_command("worker", role, "--address", address)
 
 
 def simulated_trainer_command(address: str) -> list[str]:
-    """A trainer worker whose sessions wait instead of computing."""
+    """The command line of a trainer worker whose sessions wait instead of computing."""
     return [sys.executable, "-m", "benchmarks.simulation", "trainer", address]
 
 

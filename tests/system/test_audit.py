@@ -1,4 +1,4 @@
-"""An audit notices what was executed again, whichever attempt it was recorded under."""
+"""An audit detects a repeated execution, whichever attempt it was recorded under."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunRef:
 
 @pytest.fixture
 def write(run: RunRef) -> Write:
-    """Record a group of one completion, at a time."""
+    """Record a group of one completion at a given time."""
     store = ArtifactStore.of(run)
 
     def write(key: GroupKey, outcome: GroupOutcome, at: float) -> None:

@@ -1,5 +1,4 @@
-"""The check that code does again what it did finds where it doesn't, whatever it looks at before
-and after."""
+"""Replay detects a history that doesn't match the code, at any place among matching ones."""
 
 import gzip
 import json
@@ -18,7 +17,7 @@ ROWS = ["eventful.row-0.0", "eventful.row-1.0", "eventful.row-1.1", "eventful.ro
 
 
 def recorded(name: str, **renamed: str) -> WorkflowHistory:
-    """renamed: activities that the history says were others."""
+    """A recorded history. renamed: activity types to replace in it."""
     text = gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()).decode()
     history: dict[str, Any] = json.loads(text)
     for event in history["events"]:

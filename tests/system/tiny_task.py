@@ -1,8 +1,8 @@
 """A small task for the emulator's tiny model, whose rewards vary, and a record of its executions.
 
-Two turns of a few tokens; the reward is a number that the sampled tokens give. There is nothing to
-understand in it, but every step changes weights. Each execution of the rollout function writes
-down its beginning and its end, so that an audit can tell what was executed twice.
+Two turns of a few tokens; the reward is a number computed from the sampled tokens. It has no
+meaning, but every step changes weights. Each execution of the rollout function records its start
+and its end, so that an audit can detect repeated executions.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from everburn import RolloutFn, RolloutRun, RolloutSample, RolloutSetup
 
 MODEL = "accounts/everburn/models/tiny"
 SEPARATOR = 3
-"""A token between the turns."""
+"""The token between the turns."""
 BACKENDS: dict[str, dict[str, Any]] = {
     "serverless": {"backend": "emulator"},
-    # All parameters: what a dedicated job's models may share.
+    # Trains all parameters, which the models of a dedicated job may share.
     "dedicated": {"backend": "emulator-dedicated", "lora_rank": 0, "learning_rate": 0.002},
 }
-"""Fields of a run's configuration, by where it trains."""
+"""Configuration fields by backend."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """The beginning or the end of a call of the rollout function. at: seconds since 1970."""
+    """The start or the end of a call of the rollout function. at: seconds since 1970."""
 
     event: Literal["begun", "returned"]
     row: int
@@ -80,7 +80,7 @@ async def play(setup: RolloutSetup, row: int) -> RolloutRun:
 def note(
     setup: RolloutSetup, event: Literal["begun", "returned"], row: int, completion: int
 ) -> None:
-    """Write a line that survives the process."""
+    """Append a line that survives the process's death."""
     line = json.dumps(asdict(Execution(event, row, completion, os.getpid(), time.time())))
     descriptor = os.open(setup.extras["executions"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
@@ -90,13 +90,13 @@ def note(
 
 
 def read_executions(path: Path) -> Iterator[Execution]:
-    """What was written down, in order."""
+    """The recorded events, in order."""
     for line in path.read_text().splitlines():
         yield Execution(**json.loads(line))
 
 
 def config(folder: Path, rows: int, executions: Path, **fields: Any) -> dict[str, Any]:
-    """The configuration of a run of this task; fields are its configuration's."""
+    """The configuration of a run of this task; `fields` override its fields."""
     return {
         "rollout": "system.tiny_task:make_rollout_fn",
         "dataset": {"name": "system.tiny_task:rows", "kwargs": {"count": rows}},
