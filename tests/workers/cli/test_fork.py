@@ -90,7 +90,7 @@ def test_replayed_weights_equal_those_of_the_origin(everburn: Everburn) -> None:
 
 def test_a_running_run_continues_after_a_fork(everburn: Everburn) -> None:
     """The fork has a Python loss, which the verification imports from the folder."""
-    long = everburn.start("run", "forked.json", "--id", "long", "--set", "epochs=10")
+    long = everburn.start("run", "forked.json", "--id", "long", "--set", "epochs=100")
     parent = store_of(everburn, "long")
     wait_until(lambda: len(read_ledger(parent)) >= 3, "three steps")
     changes = ["--set", "extras.scale=2", "--set", "learning_rate=0.001", "--set", "epochs=1"]
