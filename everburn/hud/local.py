@@ -123,7 +123,7 @@ class _Session:
 _loading = threading.Lock()
 """Imports change process-wide state: one environment loads at a time."""
 _loops: dict[Environment, tuple[UserLoop, set[_Session]]] = {}
-"""By Environment object: the loop that serves it, and the sessions that use it."""
+"""For each Environment object, the loop that serves it and the sessions that use it."""
 _loops_lock = threading.Lock()
 
 

@@ -69,7 +69,7 @@ class GroupKey(Ref):
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """By row, and the groups of a row from the oldest to the newest."""
+        """Sorts by row, and the groups of a row from the oldest to the newest."""
         return (self.cursor, self.incarnation, self.attempt)
 
     @classmethod

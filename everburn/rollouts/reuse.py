@@ -18,7 +18,7 @@ from everburn.records.store import ArtifactStore
 
 
 class EarlierAttempts:
-    """Of all rows of a run, as one process finds them.
+    """The earlier attempts at all rows of a run, as one process finds them.
 
     Attempts of this incarnation of the run are asked for one by one: their numbers follow each
     other. What earlier incarnations have left is listed once, since there is one name per row that
@@ -30,7 +30,7 @@ class EarlierAttempts:
         self._listing = threading.Lock()
         self._listed_for = 0
         self._listed: dict[int, list[GroupKey]] = {}
-        """By cursor, the attempts of the incarnations before that one, the newest first."""
+        """For each cursor, the attempts of earlier incarnations, the newest first."""
 
     def unused(self, group: GroupKey) -> list[GroupKey]:
         """Earlier attempts of the row since the last that came to a group, newest first."""

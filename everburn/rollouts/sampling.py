@@ -54,7 +54,7 @@ class CompletionScope:
     """Unique to this attempt."""
     calls: list[Sample] = field(default_factory=list)
     handles: set[str] = field(default_factory=set)
-    """Of the samplers that it has used."""
+    """The handles of the samplers that it has used."""
     sandboxes: set[str] = field(default_factory=set)
     """Keys of its registered sandboxes that it hasn't reaped itself."""
 
@@ -96,7 +96,7 @@ class PolicySampler:
         self._config = config
         self._tokenizer = tokenizer
         self._open: dict[str, DeploymentSampler] = {}
-        """By handle: one per snapshot, while a completion uses it."""
+        """One sampler per snapshot handle, while a completion uses it."""
         self._newest: Publication | None = None
         self._scopes: list[CompletionScope] = []
         limit = config.sampler_max_concurrency

@@ -14,7 +14,7 @@ GUARANTEES, ELSEWHERE = (
 )
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`( †)?")
 MAX_WORDS = 25
-"""Of a mechanism: the table is read on one screen."""
+"""Limit for a mechanism, so that the table fits on one screen."""
 
 PAGES = pytest.mark.parametrize("page", [GUARANTEES, ELSEWHERE], ids=["guarantees", "elsewhere"])
 
